@@ -98,3 +98,29 @@ def test_tables_and_activations_are_recorded():
     assert [rows for _, rows, _, _ in trace.lookups] == [61, 80]
     assert {name for _, name in trace.activations} == {"gelu_tanh"}
     assert len(trace.linears) == 2 * 6 + 1
+
+
+class Sinks(nn.Module):
+    """Attention with a learned column that takes a share of each row, first or last."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.table, self.qkv = nn.Embedding(97, 8), nn.Linear(8, 24)
+        self.sink, self.first = nn.Parameter(torch.ones(1)), first
+
+    def forward(self, tokens):
+        q, k, v = self.qkv(self.table(tokens)).split(8, -1)
+        scores = q @ k.mT / math.sqrt(8)
+        extra = self.sink.expand(*scores.shape[:-1], 1)
+        both = torch.cat([extra, scores] if self.first else [scores, extra], -1)
+        weights = (both - both.amax(-1, keepdim=True)).softmax(-1)
+        return (weights[..., 1:] if self.first else weights[..., :-1]) @ v
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_columns_of_a_sink_are_no_keys(first):
+    (one,) = traced(Sinks(first), ids(2, 7)).attentions
+    assert one.scores.shape == one.weights.shape == (2, 7, 7)
+    assert one.scale == pytest.approx(8**-0.5)
+    assert torch.equal(one.contracted, one.weights)
+    assert bool((one.weights.sum(-1) < 1).all())

@@ -60,6 +60,11 @@ def test_the_solution_names_errors_of_the_sources(capsys):
     assert [erratum["id"] for erratum in facts["errata"]] == ["E30"]
     out = run(capsys, "course", "solution", "rope-score")[1]
     assert "glass check rope-relative --explain" in out
+    example = facts["errata"][0]["example"]
+    assert example.splitlines()[-1] in out
+    found: dict = {}
+    exec(example, found)
+    assert not found["holds"]
     assert "$" not in out
 
 

@@ -26,7 +26,12 @@ COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
 README = COMMANDS["README.md"]
 EXAMPLES = COMMANDS["docs/examples.md"]
 NEEDS_A_SERVER = "docs/studio.md"
-QUICK_PAGES = ("README.md", "docs/python.md")
+LONG_PAGES = ("docs/guides/compare_a_port.md", "docs/tutorials/load_and_check.md")
+"""Guides and tutorials whose Python takes more than 2 s."""
+GUIDES = {name for name in PYTHON if name.startswith(("docs/guides/", "docs/tutorials/"))}
+QUICK_PAGES = {"README.md", "docs/python.md", *GUIDES} - set(LONG_PAGES)
+SNIPPETS = "docs/diagnoses/"
+"""Pages of fragments, which test_diagnosis_snippets.py runs."""
 QUICK = ("sample", "eval", "size", "look", "check", "exercise", "course", "compare", "convert", "env")
 """Verbs whose commands in README.md and docs/examples.md are executed in the default suite."""
 
@@ -79,7 +84,7 @@ def test_every_target_of_make_exists():
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in QUICK_PAGES else pytest.mark.slow) for name in PYTHON
-     if name != NEEDS_A_SERVER],
+     if name != NEEDS_A_SERVER and not name.startswith(SNIPPETS)],
 )  # fmt: skip
 def test_the_python_of_a_file_runs_from_top_to_bottom(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

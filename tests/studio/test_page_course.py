@@ -106,6 +106,8 @@ def test_solution_derivation_and_figure_are_folded_below(page):
     assert not opened.locator(".folded p").count()
     opened.get_by_text("Solution", exact=True).click()
     opened.locator(".erratum", has_text="E30").wait_for()
+    opened.get_by_text("Smallest counterexample, as Python").click()
+    expect(opened.locator(".erratum pre")).to_contain_text("holds")
     opened.get_by_text("Derivation and figure").click()
     opened.locator(".folded svg[role=img]").wait_for()
     assert opened.locator(".folded ol > li").count() > 1

@@ -10,6 +10,8 @@ float32 into their norms, softmaxes and rotary angles, and a comparison in float
 """
 
 import contextlib
+import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -162,16 +164,40 @@ def ancestors(node: Node) -> set[int]:
     return {n.index for n in walk([node], lambda n: n.inputs)}
 
 
-class Widened(TorchDispatchMode):
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch's compiler out of a function, without importing it: that takes seconds, and most models need none."""
+    kept: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not kept:
+            kept.append(torch.compiler.disable(function))
+        return kept[0](*args, **kwargs)
+
+    return call
+
+
+class _Mode(TorchDispatchMode):
+    """A dispatch mode that does not import torch's compiler at its first operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # `_uncompiled` does what torch would do
+
+
+class Widened(_Mode):
     """Every float32 asked for by name is float64."""
 
+    @_uncompiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return func(*(_widened(a) for a in args), **{k: _widened(v) for k, v in (kwargs or {}).items()})
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(_Mode):
     """Records every operation. `sources` are the tensors that count as tokens, `names` the model's own tensors."""
 
     def __init__(self, sources: Iterable[Tensor], names: dict[int, str], exact: bool):
@@ -187,6 +213,7 @@ class Recorder(TorchDispatchMode):
         for source in sources:
             self._add(Node(0, "tokens", [], source, live=True), source)
 
+    @_uncompiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -92,12 +92,16 @@ class Renderer:
     @cached_property
     def ends(self) -> list[int]:
         """The token that ends an answer in this template; empty if it writes none."""
-        marker = "glass"
-        try:
-            rendered = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": marker}])
-        except ChatError:
+        known = sorted(token for token in self.tokenizer.get_vocab() if token.isalpha())
+        for marker in ("glass", *known[:1]):  # a small vocabulary has not all letters
+            try:
+                rendered = self._render([{"role": "user", "content": marker}, {"role": "assistant", "content": marker}])
+                ids, offsets = self.encode(rendered)
+                break
+            except ChatError:
+                continue
+        else:
             return []
-        ids, offsets = self.encode(rendered)
         end = rendered.text.rfind(marker) + len(marker)
         after = [token for token, (begin, _) in zip(ids, offsets, strict=True) if begin >= end]
         special = {self._id(text) for text in self.special}

@@ -3,6 +3,7 @@
 import datetime
 import json as json_module
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -223,9 +224,13 @@ def _help(item: "Item", kept: "Progress", action: str, json: bool) -> int:
         text = f"hint {record.hints} of {len(task.hints)}: {plain(task.hints[record.hints - 1])}"
         _print({"id": item.id, "level": record.hints, "hint": task.hints[record.hints - 1]}, text, json)
         return 0
-    listed = [{"id": e.id, "states": e.states, "fails": e.fails, "correct": e.correct} for e in errata(item)]
+    named = ("id", "states", "fails", "correct", "example")
+    listed = [{name: getattr(erratum, name).strip() for name in named} for erratum in errata(item)]
     text = f"{plain(task.solution)}\n\nanswer: {task.reference}"
-    text += "".join(f"\n\n{e['id']}, an error in a source: {plain(e['fails'])}" for e in listed)
+    for one in listed:
+        text += f"\n\n{one['id']}, an error in a source. It states: {plain(one['states'])}\nWhy it fails: "
+        text += f"{plain(one['fails'])}\nThe smallest counterexample as Python; `holds` is False at the end:\n"
+        text += textwrap.indent(one["example"], "    ")
     if item.claims:
         text += f"\n\nderivation: {claims}\nfigure: glass check {item.claims[0]} --figure FILE"
     facts = {"id": item.id, "solution": task.solution, "answer": task.reference, "claims": list(item.claims)}

@@ -21,8 +21,8 @@ HELP = {
     "data.corpus and [chat]. Default: train on a text.",
     "show": "With --chat or [chat]: print this many rendered conversations, the learned tokens between ⟦ and ⟧, and "
     "exit.",
-    "set": "Change fields of the run, such as optim.lr=3e-4 loop.steps=500. --fields lists all fields. Default: no "
-    "changes.",
+    "set": "Change a field of the run, such as --set optim.lr=3e-4; repeat it for more. --fields lists all fields. "
+    "Default: no changes.",
     "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
     "from": "Fine-tune this model: a model folder, a bundled model, a GGUF file or a Hugging Face hub name. It brings "
     "its config and tokenizer. Default: the run file's start.model, or else fresh weights.",

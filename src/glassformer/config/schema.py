@@ -4,6 +4,7 @@ import dataclasses
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from glassformer.config.experts import MoE
@@ -276,3 +277,15 @@ def from_toml(text: str, source: str = "the TOML text") -> ModelConfig:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not readable TOML: {error}.") from None
     return from_dict(data.get("model", data))
+
+
+def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes`. Tables are merged; a table with another `kind` replaces the old one."""
+    out = dict(base)
+    for key, value in changes.items():
+        held = out.get(key)
+        if isinstance(held, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, held.get("kind")):
+            out[key] = merge_tables(held, value)
+        else:
+            out[key] = value
+    return out

@@ -14,8 +14,9 @@ from glassformer.model import Model
 from glassformer.training.data.tasks import Task
 from glassformer.training.loop import train as run_training
 from glassformer.training.run import Run, override
-from glassformer.training.sections import Chat, Checkpoint, Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule
+from glassformer.training.sections import Chat, Checkpoint, Data, Loop, Loss, Machine, Optim, Probe, Schedule
 from glassformer.training.session import open_session, read_run_file
+from glassformer.training.tuning.section import Lora
 from glassformer.weights import load, load_tokenizer
 
 Event = dict[str, Any]

@@ -33,7 +33,7 @@ steps = 5000
 ```
 
 `glass train RUN.toml` trains it; `glass train mytext.txt` trains the defaults on a text. `--set SECTION.FIELD=VALUE`
-changes single fields, such as `--set optim.lr=3e-4 loop.steps=500`. The value "none" means that an optional field is
+changes one field, such as `--set optim.lr=3e-4`, and may be repeated. The value "none" means that an optional field is
 not set.
 """
 
@@ -179,6 +179,8 @@ def _type(hint: Any) -> tuple[str, tuple[str, ...]]:
             if hasattr(option, "kind"):
                 choices.append(str(option.kind))
             words = words or ["a table"]
+        elif typing.get_origin(option) is tuple and dataclasses.is_dataclass(typing.get_args(option)[0]):
+            words.append("a list of tables")
         elif option is not type(None):
             of_numbers = float in typing.get_args(option)
             words.append(_WORDS.get(option, "a list of numbers" if of_numbers else "a list of integers"))

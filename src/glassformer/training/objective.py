@@ -61,18 +61,19 @@ class Batch:
         yield from (self.rows(first, min(n, first + size)) for first in range(0, n, size)) if n > size else (self,)
 
     def share(self, rank: int, world: int) -> "Batch":
-        """Return the sequences of one rank, of a batch that all ranks have.
+        """Return the sequences of one rank, of a batch that all ranks have. Pairs of preferences stay together.
 
         A rank that gets none runs one sequence without targets, because sharded ranks must all run the model.
         """
         if world == 1:
             return self
-        n = self.inputs.shape[0]
+        unit = 1 if self.reference is None else 2
+        n = self.inputs.shape[0] // unit
         first, last = n * rank // world, n * (rank + 1) // world
         if first < last:
-            return self.rows(first, last)
+            return self.rows(first * unit, last * unit)
         one = self.rows(0, 1)
-        return replace(one, targets=torch.full_like(one.targets, IGNORED))
+        return replace(one, targets=torch.full_like(one.targets, IGNORED), reference=None)
 
     def n_targets(self) -> int:
         """Return the number of targets, over which the loss is a mean: tokens, or pairs of preferences."""

@@ -14,8 +14,8 @@ from glassformer.config.optimizer import rule_for
 from glassformer.training.muon import Muon
 from glassformer.training.run import Optim, Schedule
 
-HELD_ROWS = "held_rows"
-"""Attribute of a model: names of tables, each with the first of its last rows that no step changes."""
+HELD_ROWS, HELD_FROM = "held_rows", "held_from"
+"""Attributes of a model (names of tables, each with the first of its last rows that no step changes) and of a table."""
 
 
 class Optimizer:
@@ -49,9 +49,11 @@ class Optimizer:
             rate = _rate(optim.muon_lr, device)
             self.members.append((Muon(muon.values(), rate, optim.momentum, optim.weight_decay), optim.muon_lr))
         self.names = {id(p): n for n, p in named.items()}
-        held = {named[n]: first for n, first in getattr(model, HELD_ROWS, {}).items() if n in named}
+        for name, first in getattr(model, HELD_ROWS, {}).items():
+            if name in named:
+                setattr(named[name], HELD_FROM, first)
         for member, _ in self.members:
-            _hold_rows(member, held)
+            _hold_rows(member)
 
     def step(self, factor: float) -> None:
         self.set_rate(factor)
@@ -118,27 +120,37 @@ class Optimizer:
             )
 
 
-@torch.no_grad()
-def _hold_rows(member: torch.optim.Optimizer, held: Mapping[nn.Parameter, int]) -> None:
-    """Keep the rows of tables from the given one on as they are: weight decay would change them without a gradient.
-
-    A table that is divided among ranks is not held.
-    """
-    own = {id(parameter) for group in member.param_groups for parameter in group["params"]}
-    whole = {parameter: first for parameter, first in held.items() if not hasattr(parameter, "to_local")}
-    tables = [(parameter, first) for parameter, first in whole.items() if id(parameter) in own]
+def _hold_rows(member: torch.optim.Optimizer) -> None:
+    """Keep the values of held rows in each step: weight decay would change them without a gradient."""
+    tables = [p for group in member.param_groups for p in group["params"] if _held_rows(p) is not None]
     kept: list[Tensor] = []
 
     def before(*_: Any) -> None:
-        kept[:] = [parameter.detach()[first:].clone() for parameter, first in tables]
+        kept[:] = [rows.clone() for p in tables if (rows := _held_rows(p)) is not None]
 
     def after(*_: Any) -> None:
-        for (parameter, first), rows in zip(tables, kept, strict=True):
-            parameter.detach()[first:].copy_(rows)
+        for parameter, values in zip(tables, kept, strict=True):
+            rows = _held_rows(parameter)
+            assert rows is not None
+            rows.copy_(values)
 
     if tables:
         member.register_step_pre_hook(before)
         member.register_step_post_hook(after)
+
+
+def _held_rows(parameter: nn.Parameter, gradient: bool = False) -> Tensor | None:
+    """Return the held rows of a table or of its gradient, or those that this rank has; None if it has no held rows."""
+    first = getattr(parameter, HELD_FROM, None)
+    tensor: Any = parameter.grad if gradient else parameter.detach()
+    if first is None or tensor is None:
+        return None
+    if hasattr(tensor, "to_local"):  # divided among ranks by rows: each has as many as the first, or what is left
+        mesh = tensor.device_mesh
+        first -= mesh.get_local_rank() * -(-tensor.shape[0] // mesh.size())
+        tensor = tensor.to_local()
+    rows: Tensor = tensor[max(0, first) :]
+    return rows
 
 
 def _rate(value: float, device: torch.device) -> float | Tensor:
@@ -146,7 +158,13 @@ def _rate(value: float, device: torch.device) -> float | Tensor:
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """Return the Euclidean norm of the whole gradient; NaN or infinite if any part of it is."""
+    """Return the Euclidean norm of the whole gradient; NaN or infinite if any part of it is.
+
+    The gradient of rows that no step changes is set to zero before.
+    """
+    for parameter in parameters:
+        if (rows := _held_rows(parameter, gradient=True)) is not None:
+            rows.zero_()
     return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 

@@ -36,14 +36,12 @@ def prepare_chat_run(state: "TrainState", data: Any, resumed: bool) -> None:
     state.group.on_main(write)
     if not chats.preferences:
         return
-    if state.group.world > 1:
-        raise ConfigError("chat.loss='dpo' runs in one process: start it without torchrun.")
     rows = {"train": chats.train, "val": chats.val}
     if resumed:
         chats.references = _read(folder / FILE, {name: len(some) for name, some in rows.items()})
         return
     chats.references = {name: reference_logprobs(state, some) for name, some in rows.items()}
-    write_atomically(folder / FILE, save(chats.references))
+    state.group.on_main(lambda: write_atomically(folder / FILE, save(chats.references)))
 
 
 def _read(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
@@ -58,7 +56,11 @@ def _read(path: Path, sizes: dict[str, int]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def reference_logprobs(state: "TrainState", rows: list[Row]) -> Tensor:
-    """Return the log-probabilities (rows, 2) of chosen and rejected sequences under the current model."""
+    """Return the log-probabilities (rows, 2) of chosen and rejected sequences under the current model.
+
+    Ranks share the rows of each batch, and get the values of all.
+    """
+    group = state.group
     run, size = state.run, max(1, state.run.loop.batch // state.run.loop.accumulate // 2)
     found = []
     was_training = state.model.training
@@ -67,8 +69,11 @@ def reference_logprobs(state: "TrainState", rows: list[Row]) -> Tensor:
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
             batch = collate(some, [[i] for i in range(len(some))], run.context, torch.zeros(len(some), 2))
+            share = batch.share(group.rank, group.world)
             with state.autocast():
-                found.append(sequence_logprobs(state.model, batch.to(state.device)).float().cpu().view(-1, 2))
+                values = group.run(sequence_logprobs, state.model, share.to(state.device)).float().cpu()
+            found.append(values.view(-1, 2) if share.reference is not None else torch.zeros(0, 2))
     finally:
         state.model.train(was_training)
-    return torch.cat(found)
+    by_batch = zip(*group.gather(found), strict=True)
+    return torch.cat([values for ranks in by_batch for values in ranks])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
 from glassformer.config import replace as replace_model
-from glassformer.config.schema import build, from_dict, to_dict
+from glassformer.config.schema import build, from_dict, merge_tables, to_dict
 from glassformer.errors import nearest, require
 from glassformer.training.data import tasks
 from glassformer.training.sections import (
@@ -21,7 +21,6 @@ from glassformer.training.sections import (
     Checkpoint,
     Data,
     Loop,
-    Lora,
     Loss,
     Machine,
     Optim,
@@ -31,6 +30,7 @@ from glassformer.training.sections import (
     rename_former,
     shortened,
 )
+from glassformer.training.tuning.section import Lora
 
 __all__ = [
     "Chat",
@@ -111,6 +111,10 @@ class Run:
 
     def _check_task(self) -> None:
         is_task = self.data.corpus.startswith(tasks.PREFIX)
+        require(
+            not self.data.mix or (self.task is None and self.chat is None),
+            "[[data.mix]] mixes texts, not synthetic tasks or conversations: leave one of them out.",
+        )
         if self.task is None:
             require(not is_task, f"data.corpus={self.data.corpus!r} needs its task: make the run with read_run.")
             return
@@ -335,7 +339,7 @@ def _read_model(data: Any) -> ModelConfig:
         else:
             plain |= {f"{key}__{name}": inner for name, inner in value.items()}
     made = presets.get(data["preset"], **plain)
-    return from_dict(_merge(to_dict(made), tables)) if tables else made
+    return from_dict(merge_tables(to_dict(made), tables)) if tables else made
 
 
 def _with_changes(data: dict[str, Any], changed: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -350,19 +354,7 @@ def _with_changes(data: dict[str, Any], changed: Mapping[str, Any], source: str)
         elif name == "model" and "preset" in value and "preset" not in held:
             out[name] = dict(value)
         else:
-            out[name] = _merge(held, value)
-    return out
-
-
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes`. Tables are merged; a table with another `kind` replaces the old one."""
-    out = dict(base)
-    for key, value in changes.items():
-        held = out.get(key)
-        if isinstance(held, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, held.get("kind")):
-            out[key] = _merge(held, value)
-        else:
-            out[key] = value
+            out[name] = merge_tables(held, value)
     return out
 
 
@@ -385,11 +377,9 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
 def run_to_dict(run: Run) -> dict[str, Any]:
     """Return the whole run as a nested dict, for TOML and JSON."""
     out: dict[str, Any] = {"format": FORMAT, "seed": run.seed, "out": run.out}
-    for name in SECTIONS:
+    for name in (*SECTIONS, "task"):
         if (section := getattr(run, name)) is not None:
             out[name] = to_dict(section)
-    if run.task is not None:
-        out["task"] = to_dict(run.task)
     out["model"] = to_dict(run.model)
     return out
 

@@ -26,7 +26,6 @@ StreamDtype = Literal["float32", "bfloat16"]
 Products = Literal["precision", "float8"]
 Compile = Literal["auto", "yes", "no"]
 Parallel = Literal["auto", "ddp", "fsdp"]
-Quantize = Literal["no", "nf4"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,21 @@ class Start:
     n_tokens: int = 0
     """Number of token ids in use. Rows of the token tables beyond them are not trained. A run records it; 0 trains all.
     """
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One more corpus of a run."""
+
+    corpus: str
+    """As data.corpus."""
+    weight: float = 1.0
+    """Sequences of this corpus for each sequence of data.corpus."""
+    field: str = ""
+    """As data.field, which is the default."""
+
+    def __post_init__(self) -> None:
+        require(self.weight > 0, f"data.mix.weight={self.weight} must be positive.")
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,9 @@ class Data:
     """`random` draws windows anywhere in the text at each step; `epoch` reads every window once, then reshuffles."""
     cache: str | None = None
     """Folder for the token files. Default: the user's cache folder."""
+    mix: tuple[Mix, ...] = ()
+    """More corpora, as tables [[data.mix]]: corpus, weight (sequences for each one of data.corpus; 1) and field. All
+    have the tokenizer of data.corpus."""
     sha256: str = ""
     """Hash of the tokens. A run records it; if it is set, other tokens are refused, and those that a growing corpus got
     later are left out."""
@@ -332,45 +349,6 @@ class Probe:
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"probe.every={self.every} must be 0 (never) or more.")
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Train low-rank adapters of linear layers and nothing else (LoRA): W x + alpha / rank * B A x. Needs [start].
-
-    Checkpoints then hold the adapters only, and name the model of [start] and the hash of its weights.
-    """
-
-    rank: int = 16
-    """Rows of A and columns of B."""
-    alpha: float | None = None
-    """Scale of the adapters: B A is multiplied by alpha / rank. Default: twice the rank."""
-    targets: str | tuple[str, ...] = "linear"
-    """Layers that get an adapter: `linear` (all linear layers but the output head), or a list of ends of module names,
-    such as ["q", "v"] or ["attention.o"]."""
-    dropout: float = 0.0
-    """Dropout of the input of A, in training only."""
-    rs: bool = False
-    """Rank-stabilised LoRA: multiply by alpha / sqrt(rank)."""
-    dora: bool = False
-    """DoRA: also train the norm of each row of the adapted matrix."""
-    quantize: Quantize = "no"
-    """`nf4` keeps the adapted matrices in 4 bits (QLoRA): blocks of 64 weights with one float32 scale each."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "rank")
-        require(self.alpha is None or self.alpha > 0, f"lora.alpha={self.alpha} must be positive.")
-        require(0 <= self.dropout < 1, f"lora.dropout={self.dropout} must be in [0, 1).")
-        require_choice(self, "quantize", Quantize)
-        require(bool(self.targets), "lora.targets is empty: name layers such as ['q', 'v'], or use 'linear'.")
-        require(
-            not isinstance(self.targets, str) or self.targets == "linear",
-            f"lora.targets={self.targets!r} must be 'linear' or a list of module names, such as ['q', 'v'].",
-        )
-        require(
-            not (self.dora and self.dropout),
-            "lora.dora with lora.dropout computes something else in every implementation: set lora.dropout=0.",
-        )
 
 
 def rename_former(data: dict[str, Any]) -> None:

@@ -64,9 +64,8 @@ def _opened(run: Run, data: Any, notes: Sequence[str] = ()) -> Session:
 
 def _recorded(run: Run, data: Source) -> Run:
     """Return the run with the hash of its tokens, so that a checkpoint knows them and ranks can compare them."""
-    if not isinstance(data, Prepared):
-        return run
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, sha256=data.digest))
+    digest = getattr(data, "digest", "")  # tasks and conversations have none
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, sha256=digest))
 
 
 def _check_ids(run: Run, data: Source) -> None:
@@ -228,6 +227,12 @@ def _prepare(run: Run, tokenizer: Tokenizer | None = None) -> Source:
         from glassformer.training.data.chats import prepare_chats  # not needed by other runs
 
         return prepare_chats(run, tokenizer)
+    if run.data.mix:
+        from glassformer.training.data.mixture import prepare_mixture  # not needed by other runs
+
+        mixture = prepare_mixture(run.data, tokenizer)
+        mixture.check(run.context)
+        return mixture
     prepared = prepare_corpus(run.data, tokenizer)
     prepared.check(run.context)
     return prepared

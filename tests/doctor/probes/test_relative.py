@@ -8,6 +8,7 @@ import torch
 
 import glassformer as gf
 from glassformer.doctor.probes import positions, relative
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.declared import declared
 from glassformer.finding import Verdict
 from tests.doctor.probes.subjects import BUGS, buggy, failures, gpt2, names, rotary, t5, warmed
@@ -97,3 +98,37 @@ def test_the_base_of_an_odd_number_of_components_is_not_judged():
     assert (finding.id, finding.verdict) == ("rope_relative/base", Verdict.FAIL)
     facts = declared(None, {"rope_base": 500.0, "rope_parameters": {"partial_rotary_factor": 0.9, "rope_theta": 500.0}})
     assert list(relative._as_declared(SimpleNamespace(facts=facts), [rotation])) == []
+
+
+class Undeclared(torch.nn.Module):
+    """Rotary positions that no name and no config declares."""
+
+    def __init__(self, backwards=False, values=False):
+        super().__init__()
+        self.e, self.qkv, self.o = torch.nn.Embedding(31, 16), torch.nn.Linear(16, 48), torch.nn.Linear(16, 31)
+        self.sign, self.values = -1 if backwards else 1, values
+
+    def turn(self, x, sign=1):
+        angle = torch.arange(x.shape[1])[:, None] * 100.0 ** (-torch.arange(8) / 8)
+        a, b = x.chunk(2, -1)
+        cos, sin = angle.cos(), sign * angle.sin()
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def forward(self, tokens):
+        x = self.e(tokens)
+        q, k, v = self.qkv(x).split(16, -1)
+        q, k, v = self.turn(q), self.turn(k, self.sign), self.turn(v) if self.values else v
+        scores = (q @ k.mT / 4).masked_fill(torch.ones(tokens.shape[1], tokens.shape[1]).triu(1).bool(), -torch.inf)
+        return self.o(x + scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(
+    ("faults", "expected"),
+    [({}, set()), ({"backwards": True}, {"rope_relative"}), ({"values": True}, {"rope_values"})],
+)
+def test_a_rotation_is_judged_although_nothing_declares_it(faults, expected):
+    torch.manual_seed(0)
+    subject = subject_of(Undeclared(**faults), kind="decoder")
+    found = list(findings(subject))
+    assert {f.id.split("/")[0] for f in found if f.verdict is Verdict.FAIL} == expected
+    assert any(f.id == "rope_relative/distance" for f in found)

@@ -74,3 +74,19 @@ def test_an_encoders_own_text_config_is_read():
     nested = facts(encoder={"text_config": text, "vision_config": {"sliding_window": 3}}, decoder={"sliding_window": 4})
     assert nested.of_stack("encoder").window_of(0) == 6
     assert nested.of_stack("decoder").window_of(0) == 4
+
+
+def test_a_class_is_a_config_and_so_is_an_instance_that_sets_nothing():
+    class Base:
+        rotary_dim = 8
+
+        def method(self):
+            return 1
+
+    class Config(Base):
+        n_layer, n_head = 3, 4
+
+    for config in (Config, Config()):
+        said = declared(SimpleNamespace(config=config))
+        assert (said.position_kind, said.whole("n_layers"), said.whole("n_heads")) == ("rotary", 3, 4)
+        assert "method" not in said.raw

@@ -97,3 +97,8 @@ def test_cache_and_loss_come_beside_the_logits():
     assert find_loss((LOGITS, torch.tensor(3.0))) == 3
     assert find_loss({"loss": torch.tensor([2.0])}) == 2
     assert find_loss(LOGITS) is None
+
+
+def test_a_classifier_is_refused_with_what_to_give_instead():
+    with pytest.raises(CannotExamineError, match="as a classifier does: give a function or module that returns"):
+        find_logits(torch.zeros(2, 3), (2, 5), vocab_size=31)

@@ -1,7 +1,9 @@
 """Submissions that try to leave the sandbox, in Python and in C: each is refused, and nothing outside is touched."""
 
+import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -169,7 +171,6 @@ def test_limits_end_what_goes_too_far(grader, tmp_path, body, words):
         "import json, random, fractions, dataclasses, itertools, collections, statistics, decimal",
         "import numpy.linalg, numpy.fft, numpy.random; numpy.random.default_rng().normal()",
         "import ctypes, hashlib, ssl, sqlite3, zlib, lzma, uuid; uuid.uuid4()",
-        "import sympy",
     ],
 )
 def test_ordinary_python_works(grader, tmp_path, body):
@@ -184,6 +185,48 @@ def test_torch_works(grader, tmp_path):
         "m(torch.ones(2, 3)).sum().backward(); o.step()"
     )
     assert graded(grader, tmp_path, body).result == RIGHT
+
+
+AUDITED = """
+import importlib.util, json, os, sys
+spec = importlib.util.spec_from_file_location("sandbox", sys.argv[1])
+sandbox = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sandbox)
+sandbox.audit(sandbox.readable([]))
+refused = []
+for line in json.loads(sys.argv[2]):
+    try:
+        exec(line)
+    except PermissionError as error:
+        refused.append(str(error))
+print(json.dumps(refused))
+"""
+
+
+def test_the_audit_hook_alone_refuses_what_is_done_through_python(tmp_path):
+    """The second line, and the only one on a system without seccomp and Landlock."""
+    (tmp_path / "a.txt").write_text("x")
+    lines = [
+        f"open({str(tmp_path / 'a.txt')!r})",
+        f"open({str(tmp_path / 'b.txt')!r}, 'w')",
+        f"os.open({str(tmp_path / 'b.txt')!r}, os.O_CREAT | os.O_WRONLY)",
+        f"os.listdir({str(tmp_path)!r})",
+        f"os.remove({str(tmp_path / 'a.txt')!r})",
+        f"os.rename({str(tmp_path / 'a.txt')!r}, {str(tmp_path / 'b.txt')!r})",
+        f"os.chmod({str(tmp_path / 'a.txt')!r}, 0o777)",
+        "os.system('true')",
+        "os.fork()",
+        "os.kill(os.getppid(), 0)",
+        "import socket; socket.socket()",
+        "import subprocess; subprocess.run(['true'])",
+    ]
+    allowed = ["import fractions, wave", "open(os.__file__).close()", "os.listdir(os.path.dirname(os.__file__))"]
+    command = [sys.executable, "-I", "-c", AUDITED, module.__file__, json.dumps([*lines, *allowed])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    refused = json.loads(done.stdout)
+    assert len(refused) == len(lines), refused
+    assert all("the grader does not allow" in text for text in refused)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_the_folder_of_the_solutions_is_not_readable_and_python_is(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -56,3 +57,19 @@ def test_it_refuses_windows_in_one_sentence(monkeypatch):
     monkeypatch.setattr(module.os, "name", "nt")
     with pytest.raises(ExerciseError, match="grading needs Linux or macOS"):
         Worker()._start()
+
+
+def test_a_process_that_cannot_start_is_reported_in_one_sentence():
+    with Worker(["no_such_module"]) as worker, pytest.raises(ExerciseError, match="import numpy, no_such_module"):
+        worker.run(job("pass"), 10)
+
+
+def test_a_job_whose_process_is_killed_counts_as_killed():
+    """For example by the system, for lack of memory."""
+    with Worker() as worker:
+        worker.run(job("pass"), 10)
+        kill = threading.Timer(1.0, os.kill, [worker._process.pid, signal.SIGKILL])
+        kill.start()
+        ended = worker.run(job("import time; time.sleep(60)", 60), 60)
+        assert (ended.code, ended.late) == (-signal.SIGKILL, False)
+        assert worker.run(job("pass"), 10).code == 0

@@ -13,8 +13,10 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
 
 from glassformer.training.data import build, parts
+from glassformer.training.data.batches import Batches
 from glassformer.training.data.corpus import DataError
 from glassformer.training.data.parts import is_validation
 from glassformer.training.data.source import open_prepared, prepare, read_manifest
@@ -151,6 +153,27 @@ def test_an_unknown_character_of_a_late_part_has_its_line_in_the_file(tmp_path):
     (tmp_path / "x.txt").write_text("".join(lines), encoding="utf-8")
     with pytest.raises(DataError, match=rf"at offset {len(''.join(lines[:222])) + 5}, line 223 of .*x\.txt"):
         prepare(tmp_path / "x.txt", tokenizer, tmp_path / "out", shard_bytes=SMALL)
+
+
+@pytest.mark.parametrize("mode", ["random", "epoch"])
+def test_three_ranks_continue_in_many_files_what_two_began_in_one(tmp_path, mode):
+    """Acceptance check A18 of training beyond one machine."""
+    (tmp_path / "x.jsonl").write_bytes(jsonl(TEXTS))
+    one = prepare(tmp_path / "x.jsonl", "byte", tmp_path / "one").train
+    many = prepare(tmp_path / "x.jsonl", "byte", tmp_path / "many", shard_bytes=SMALL).train
+    assert isinstance(one, np.ndarray)
+    assert len(many.files) >= 5
+    n_windows = (len(one) - 1) // 16
+    steps = -(-n_windows // 6)
+    rows = []
+    for step in range(steps):
+        world = 2 if step < steps // 2 else 3
+        ranks = [Batches(many, 16, 6, 0, rank, world, mode=mode) for rank in range(world)]
+        found = torch.cat([order.batch(step)[0] for order in ranks])
+        assert torch.equal(found, Batches(one, 16, 6, mode=mode).batch(step)[0])
+        rows += [int(offset) for order in ranks for offset in order.offsets(step)]
+    if mode == "epoch":
+        assert sorted(rows[:n_windows]) == [16 * i for i in range(n_windows)]
 
 
 # finished parts

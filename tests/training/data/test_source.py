@@ -457,4 +457,5 @@ def test_three_gigabytes_are_prepared_in_less_than_500_megabytes(tmp_path):
     found = open_prepared(tmp_path / "out").manifest
     assert sum(found.tokens.values()) == found.files[0]["characters"]
     assert found.files[0]["bytes"] >= 3_000_000_000
-    (tmp_path / "out" / "train-00000.bin").unlink()  # pytest keeps its folders for a while
+    for file in (tmp_path / "out").glob("*.bin"):
+        file.unlink()  # pytest keeps its folders for a while

@@ -16,7 +16,8 @@ PLAIN = ("machine.device=cpu", "machine.precision=float32", "machine.compile=no"
 
 def character_model(folder, **changes):
     """A folder of our own format with the tokenizer of the tiny corpus; one row of its table has no token."""
-    config = gf.presets.get("nano", n_layers=2, d_model=24, n_heads=3, d_ff=48, max_len=16, dropout=0.1, **changes)
+    small = {"n_layers": 2, "d_model": 24, "n_heads": 3, "d_ff": 48, "max_len": 16, "dropout": 0.1}
+    config = gf.presets.get("nano", **small | changes)
     config = gf.config.replace(config, vocab_size=len(CHARACTERS) + 1)
     tokenizer = Tokenizer.from_str(CharTokenizer(CHARACTERS).to_json())
     return gf.save(gf.build(config, seed=7), folder, format="glass", tokenizer=tokenizer)

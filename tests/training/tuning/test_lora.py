@@ -106,7 +106,7 @@ def test_experts_are_refused():
     config = gf.presets.get("nano", n_layers=1, d_model=16, n_heads=2, d_ff=16)
     expert = gf.config.Dense(d_ff=16)
     model = gf.build(gf.config.replace(config, feedforward=gf.config.MoE(n_experts=2, n_active=1, expert=expert)))
-    from glassformer.training.sections import Lora
+    from glassformer.training.tuning.section import Lora
 
     with pytest.raises(ConfigError, match="layers of experts, which cannot have adapters"):
         target_layers(model, Lora())

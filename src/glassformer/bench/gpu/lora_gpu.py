@@ -28,7 +28,8 @@ from glassformer.training.graph import CapturedStep
 from glassformer.training.loop import prepare_state
 from glassformer.training.objective import Batch
 from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
-from glassformer.training.sections import Lora, Start
+from glassformer.training.sections import Start
+from glassformer.training.tuning.section import Lora
 from glassformer.weights import save
 
 RANK, RATE, USED = 16, 3e-4, 512

@@ -171,7 +171,7 @@ def scheme(subject: Subject, constant: Constant) -> str | None:
 
 
 def _turns(one: Seen) -> bool:
-    """Whether q or k of a repeated token turns in pairs from position to position: a rotation, whatever its name."""
+    """Whether q or k of a repeated token turns in pairs from position to position, which is a rotation."""
     parts = vectors(one.attention, 2)
     return parts is not None and any(rotation_of(x[0, 0], dtype=one.coarsest).pairing is not None for x in parts[:2])
 

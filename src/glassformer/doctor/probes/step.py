@@ -150,6 +150,8 @@ def _part(
     window = subject.facts.whole("window")
     if subject.kind == "seq2seq" and k2.shape[2] == source:
         return _source_part((q, k, v), (q2[:, :, -news:], k2, v2))
+    if window is None and k.shape[2] < k2.shape[2]:  # a position counted from the cache is then wrong as well
+        return "cache_mismatch", f"the attention reads {many(k.shape[2], 'key')} and should read {k2.shape[2]}"
     if _differs(q, q2[:, :, -news:]):
         if k.shape[2] == k2.shape[2] and _differs(v[:, :, -news:], v2[:, :, -news:]):
             return "decode_position", "the new token enters with another vector: its position embedding is another one"

@@ -170,6 +170,11 @@ def find_logits(output: Any, shape: tuple[int, int], vocab_size: int | None = No
             return candidate.transpose(0, 1)
     for candidate in _candidates(output):
         if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() in (2, 3):
+            if candidate.dim() == 2 and len(candidate) == shape[0] and candidate.shape[1] < (vocab_size or 0):
+                raise CannotExamineError(
+                    f"it returns one vector for each sequence, shape {tuple(candidate.shape)}, as a classifier does: "
+                    "give a function or module that returns the encoder's output at every position, (B,T,·)."
+                )
             if candidate.shape[0] == shape[0] and (candidate.dim() == 2 or candidate.shape[1] == 1):
                 raise Unsupported(f"it returns logits of the last position only, shape {tuple(candidate.shape)}")
             if candidate.dim() == 2 and shape[0] * shape[1] == candidate.shape[0]:

@@ -136,7 +136,10 @@ def _hint(task: Task, kept: Progress) -> dict[str, Any]:
 
 
 def _solution(task: Task) -> dict[str, Any]:
-    listed = [{"id": e.id, "states": _pieces(e.states), "fails": _pieces(e.fails)} for e in errata(task.problem)]
+    listed = [
+        {"id": e.id, "states": _pieces(e.states), "fails": _pieces(e.fails), "example": e.example.strip()}
+        for e in errata(task.problem)
+    ]
     return {"solution": _pieces(task.solution), "answer": task.reference, "errata": listed}
 
 

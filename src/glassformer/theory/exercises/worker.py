@@ -55,8 +55,7 @@ class Worker:
                 message = message[os.write(self._jobs, message) :]
             return self._read(time.monotonic() + seconds + GRACE)
         except BrokenPipeError:
-            self.close()
-            return Ended(b"", -signal.SIGKILL, False)
+            return self._ended(b"", late=False)
 
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -95,11 +94,22 @@ class Worker:
             if self._status in ready:  # all events were written before this
                 reported += (piece := os.read(self._status, 1 << 12))
             if not ready or not piece:  # too late even for the process, or it has ended
-                self.close()
-                return Ended(output, -signal.SIGKILL, not ready)
+                return self._ended(output, late=not ready)
         while select.select([self._events], [], [], 0)[0] and (piece := os.read(self._events, 1 << 16)):
             output += piece if len(output) < MOST else b""
         return Ended(output, **json.loads(reported))
+
+    def _ended(self, output: bytes, late: bool) -> Ended:
+        """Return the end of a job whose process was killed; raise ExerciseError if the process ended by itself."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if late else 5)
+        code = self._process.poll()
+        self.close()
+        if code is not None and code > 0:
+            needed = ", ".join(("numpy", *self.modules))
+            raise ExerciseError(f"the process that runs submissions cannot start: does `python -I` import {needed}?")
+        return Ended(output, -signal.SIGKILL, late)
 
     def close(self) -> None:
         """End the process and everything that it started."""

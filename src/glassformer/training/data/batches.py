@@ -50,7 +50,7 @@ def shuffled(seed: int, epoch: int, n: int) -> np.ndarray:
     return np.argsort(random_words(_SHUFFLE, seed, epoch, in_fours(n))[:n], kind="stable")
 
 
-def permuted(seed: int, epoch: int, n: int, indices: np.ndarray) -> np.ndarray:
+def permuted(seed: int, epoch: int, n: int, indices: np.ndarray, stream: int = _CIPHER) -> np.ndarray:
     """Return what stands at these indices of a random permutation of the numbers below n; nothing is stored.
 
     It is a Feistel network: x is written as (x // b, x % b) with a b >= n, and each round adds a hash of one half to
@@ -60,7 +60,7 @@ def permuted(seed: int, epoch: int, n: int, indices: np.ndarray) -> np.ndarray:
     """
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
-    keys = random_words(_CIPHER, seed, epoch, ROUNDS)
+    keys = random_words(stream, seed, epoch, ROUNDS)
     found = np.asarray(indices).astype(np.uint64)
     walking = np.arange(len(found))
     while len(walking):
@@ -142,15 +142,23 @@ class Batches:
             numbers = random_words(_OFFSETS, self.seed, step, in_fours(self.batch_size))[first : first + rows]
             # the remainder prefers no offset by more than n / 2^64
             return (numbers % np.uint64(len(self.tokens) - self.context)).astype(np.int64)
-        epochs, indices = np.divmod(step * self.batch_size + first + np.arange(rows), self.n_windows)
-        windows = np.empty(rows, np.int64)
+        return self.windows(step * self.batch_size + first + np.arange(rows)) * self.context
+
+    def windows(self, numbers: np.ndarray, stream: int = _CIPHER) -> np.ndarray:
+        """Return the windows that are read after so many others, epoch after epoch."""
+        epochs, indices = np.divmod(numbers, self.n_windows)
+        found = np.empty(len(numbers), np.int64)
         for epoch in np.unique(epochs).tolist():
-            windows[epochs == epoch] = permuted(self.seed, epoch, self.n_windows, indices[epochs == epoch])
-        return windows * self.context
+            found[epochs == epoch] = permuted(self.seed, epoch, self.n_windows, indices[epochs == epoch], stream)
+        return found
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return this rank's inputs and targets of a step: a pure function of the step."""
-        return _split(_gather(self.tokens, self.offsets(step), self.context))
+        return self.read(self.offsets(step))
+
+    def read(self, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of the windows that begin at these offsets."""
+        return _split(_gather(self.tokens, offsets, self.context))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches without end, from step `start` on."""

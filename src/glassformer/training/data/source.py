@@ -235,8 +235,8 @@ def prepare_corpus(
         prepared = open_prepared(folder, data.sha256)
         if tokenizer is not None and _sha256(tokenizer.to_json().encode()) != prepared.manifest.tokenizer["sha256"]:
             raise DataError(
-                f"{folder} was prepared with another tokenizer than that of start.model: prepare it again with "
-                f"--tokenizer {data.tokenizer if data.tokenizer != 'start' else 'MODEL/tokenizer.json'}."
+                f"{folder} was prepared with another tokenizer than the run has (that of start.model, or for data.mix "
+                "that of data.corpus): prepare it again with --tokenizer FOLDER/tokenizer.json."
             )
         return prepared
     out = _token_folder(data, given)

@@ -10,7 +10,7 @@ from glassformer.model import Model
 from glassformer.model.adapters import adaptable, attach, choose_layers, fresh_adapters
 from glassformer.pretrained import portable_name
 from glassformer.training.run import Run
-from glassformer.training.sections import Lora
+from glassformer.training.tuning.section import Lora
 
 
 def add_adapters(model: Model, run: Run) -> list[str]:

@@ -1,7 +1,6 @@
 """The model of a run that starts from an existing one: loaded, with its frozen parameters or its adapters."""
 
 import torch
-from torch import Tensor
 
 from glassformer.model import Model, build
 from glassformer.training.optimizers import HELD_ROWS
@@ -30,17 +29,6 @@ def tuned_model(run: Run, device: str | torch.device, resumed: bool) -> Model:
 
 
 def hold_padding(model: Model, first: int) -> None:
-    """Keep the rows of the token tables from `first` on as they are: no tokenizer writes these ids.
-
-    Their gradient is removed here, so that clipping does not count it; the optimizer keeps their values.
-    """
-    tables = {name: p for name, p in model.named_parameters() if name in TOKEN_TABLES and p.shape[0] > first}
+    """Let the optimizer keep the rows of the token tables from `first` on: no tokenizer writes these ids."""
+    tables = [name for name, p in model.named_parameters() if name in TOKEN_TABLES and p.shape[0] > first]
     setattr(model, HELD_ROWS, dict.fromkeys(tables, first))
-
-    def remove(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            parameter.grad[first:].zero_()
-
-    for parameter in tables.values():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(remove)

@@ -241,7 +241,9 @@ export class Course extends View {
     fill(this.solution.body, program ? [program] : [h("p", {}, prose(found.solution)),
       h("p", {}, "Answer: ", h("code", { text: found.answer }))],
       found.errata.map((one) => h("div", { class: "erratum" }, h("b", { text: `${one.id}: an error in a source` }),
-        h("p", {}, "It states: ", prose(one.states)), h("p", {}, "Why it fails: ", prose(one.fails)))));
+        h("p", {}, "It states: ", prose(one.states)), h("p", {}, "Why it fails: ", prose(one.fails)),
+        h("details", {}, h("summary", { text: "Smallest counterexample, as Python" }),
+          h("pre", { class: "code", tabindex: 0, text: one.example })))));
   }
 
   async showDerivation() {
