@@ -68,10 +68,10 @@ class MappedFile:
 
     def __init__(self, path: Path):
         self.path = path
-        _MAPPED.add(self)
         with path.open("rb") as file:
             # a private copy on write: torch has no read-only tensors, and nothing is ever written
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        _MAPPED.add(self._map)
 
     def bytes(self, start: int, count: int) -> bytes:
         return self._map[start : start + count]
@@ -89,13 +89,15 @@ class MappedFile:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-_MAPPED: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
+_MAPPED: "weakref.WeakSet[mmap.mmap]" = weakref.WeakSet()
+"""Every mapping that is still in use: a view outlives its `MappedFile`, but not the mapping."""
 
 
 def release_all() -> None:
-    """Give the pages of all mapped files back to the system."""
-    for file in list(_MAPPED):
-        file.release()
+    """Give the pages of all mapped files back to the system. Views stay valid: they read the file again."""
+    if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        for mapped in list(_MAPPED):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
