@@ -22,7 +22,7 @@ NAMES = (
     "5_training_dynamics",
     "6_sizing",
 )
-QUICK = ("6_sizing", "4_debugging_a_port")
+QUICK = ("6_sizing",)
 FOLDER = ROOT / "notebooks"
 
 

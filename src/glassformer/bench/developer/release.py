@@ -1,8 +1,12 @@
-"""Check a release: build wheel and sdist, install them outside the source tree, and use them (`make release-check`).
+"""Check a release: build wheel and sdist, install them outside the source tree, and use them.
 
-Exit code 0: everything held. Each check prints one line. Every Python from 3.11 on that is found is tried.
+    python -m glassformer.bench.developer.release
+
+`make release-check` runs it after lint, types, the site and all tests. Every Python from 3.11 on that is found is tried.
+Each check prints one line. Exit code 0: everything held.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -107,6 +111,7 @@ def use(python: str, package: str, folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

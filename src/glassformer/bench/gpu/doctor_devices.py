@@ -19,6 +19,7 @@ from torch import nn
 
 from glassformer.bench.commands import parser
 from glassformer.bench.developer import tiny_transformers
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.config import presets
 from glassformer.doctor.compare import compare
 from glassformer.doctor.diagnose import diagnose
@@ -102,6 +103,8 @@ def read(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Print a row for each model as it is finished, then a summary."""
     given = read(arguments)
+    if given.device == "cuda":
+        require_gpu()
     try:
         device = find_device(given.device)
     except GlassformerError as error:
