@@ -2,8 +2,8 @@
 
     python -m glassformer.bench.developer.release
 
-`make release-check` runs it after lint, types, the site and all tests. Every Python from 3.11 on that is found is tried.
-Each check prints one line. Exit code 0: everything held.
+`make release-check` runs it after lint, types, the site and all tests. Every Python from 3.11 on that is found is
+tried. Each check prints one line. Exit code 0: everything held.
 """
 
 import argparse
