@@ -19,7 +19,7 @@ MODELS = {
         *("model.preset=llama_tiny", "model.n_layers=2", "model.d_model=32", "model.n_heads=4", "model.n_kv_heads=4"),
         *("model.d_ff=48", "model.max_len=16", "model.attention.qk_norm={kind='rms_norm'}", "loop.accumulate=2"),
     ),
-    "experts": ("model.preset=moe_tiny", "model.n_heads=4", "loss.balance=0.0"),
+    "experts": ("model.preset=moe_tiny", "model.n_heads=4", "model.n_kv_heads=4", "loss.balance=0.0"),
     "encoder": (
         "model.preset=bert_base",
         "model.vocab_size=50",
@@ -36,7 +36,8 @@ def test_ranks_give_the_curve_and_the_files_of_one_process(tmp_path, ranks, part
     corpus(tmp_path)
     chosen = MODELS if ranks == 4 else {name: MODELS[name] for name in ("gpt2", "llama")}
     layout = ("machine.parallel=fsdp", f"machine.tensor={parts}", "loop.keep=9")
-    together(tmp_path, ranks, [job(tmp_path, f"{name}-t", *changes, *layout) for name, changes in chosen.items()])
+    jobs = [job(tmp_path, f"{name}-t", *changes, *layout) for name, changes in chosen.items()]
+    assert together(tmp_path, ranks, jobs) == [""] * len(jobs)
     for name, changes in chosen.items():
         expected = alone(tmp_path, name, *changes, "loop.keep=9")
         assert_same(curve(tmp_path / f"{name}-t"), expected)

@@ -87,7 +87,8 @@ def interpreters() -> list[str]:
     """Return every supported Python on this machine: this one, and those on the PATH."""
     found = {f"{sys.version_info.major}.{sys.version_info.minor}": sys.executable}
     for version in VERSIONS:
-        if (path := shutil.which(f"python{version}")) is not None:
+        path = shutil.which(f"python{version}")  # may be a shim of a version manager that runs nothing
+        if path is not None and not subprocess.run([path, "--version"], capture_output=True, check=False).returncode:
             found.setdefault(version, path)
     return list(found.values())
 
