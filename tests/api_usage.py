@@ -78,7 +78,8 @@ def examine_training(model: gf.DecoderLM) -> None:
     def step(tokens: torch.Tensor) -> None:
         optimizer.zero_grad()
         logits = model(tokens[:, :-1])
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        torch.autograd.backward(loss)
         optimizer.step()
 
     report = gf.diagnose_training(step, TOKENS)

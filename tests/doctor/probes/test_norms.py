@@ -75,3 +75,22 @@ def test_norms_of_a_model_that_computes_in_float32_only(outside):
     findings = listed(norms.eps_as_declared(subject_of(Model(), kind="decoder")))
     assert [f.id for f in findings if f.verdict is Verdict.FAIL] == wanted
     assert findings[0].verdict is not Verdict.SKIP
+
+
+def test_a_narrow_norm_before_the_others_does_not_hide_them():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = {"vocab_size": 29, "norm_eps": 1e-6}
+            self.table, self.first, self.wide = nn.Embedding(29, 8), nn.LayerNorm(8, eps=1e-6), nn.Linear(8, 16)
+            self.norms = nn.ModuleList(nn.LayerNorm(16, eps=eps) for eps in (1e-6, 1e-3, 1e-6))
+            self.head = nn.Linear(16, 29)
+
+        def forward(self, tokens):
+            x = self.wide(self.first(self.table(tokens)))
+            for norm in self.norms:
+                x = x + norm(x)
+            return self.head(x)
+
+    (finding,) = norms.eps_as_declared(subject_of(Model(), kind="decoder"))
+    assert (finding.verdict, finding.evidence["module"]) == (Verdict.FAIL, "norms.1")

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.doctor.diagnose import diagnose
+from glassformer.doctor.probes import modes
 from glassformer.doctor.probes.caching import run_chunks
 from glassformer.doctor.subject import caches
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.interface import find_cache
+from glassformer.finding import Verdict
 
 
 class Reader(nn.Module):
@@ -92,6 +94,26 @@ class Returns(Reader):
         return SimpleNamespace(logits=logits, past=new)
 
 
+class Makes(Reader):
+    """Makes a cache for a batch size that it must be told."""
+
+    def make_cache(self, batch_size):
+        return [torch.zeros(batch_size, 2, 0, 8), torch.zeros(batch_size, 2, 0, 8)]
+
+    def forward(self, tokens, cache=None):
+        kept = None if cache is None else tuple(part.to(self.head.weight) for part in cache)
+        logits, new = self.read(tokens, kept, 0 if kept is None else kept[0].shape[2])
+        return logits if cache is None else (logits, list(new))
+
+
+class Asked(Reader):
+    """Returns a cache if it is asked for one by another name than `use_cache`."""
+
+    def forward(self, tokens, cache=None, return_cache=False):
+        logits, new = self.read(tokens, cache, 0 if cache is None else cache[0].shape[2])
+        return (logits, new) if return_cache else logits
+
+
 class Offset(Reader):
     """No cache: `offset` shifts positions, and a table happens to be called cached."""
 
@@ -103,7 +125,7 @@ class Offset(Reader):
         return self.read(tokens, None, 0)[0] * self.cos_cached[0, 0]
 
 
-@pytest.mark.parametrize("model", [FillsDict, FillsList, Appends, Keeps, Returns])
+@pytest.mark.parametrize("model", [FillsDict, FillsList, Appends, Keeps, Returns, Makes, Asked])
 def test_each_way_to_keep_a_cache_is_found(model):
     subject = subject_of(model())
     assert subject.has_cache
@@ -115,6 +137,10 @@ def test_each_way_to_keep_a_cache_is_found(model):
 
 def test_a_shift_of_positions_is_no_cache():
     assert not subject_of(Offset()).has_cache
+
+
+def test_a_model_that_keeps_its_cache_holds_one_sequence_by_design():
+    assert not [f for f in modes.nothing_is_remembered(subject_of(Keeps())) if f.verdict is Verdict.FAIL]
 
 
 @pytest.mark.parametrize("model", [FillsDict, Keeps])

@@ -54,7 +54,9 @@ class Case:
                 given["positions"] = (given["mask"].long().cumsum(1) - 1).clamp(min=0)
         if self.prompt is None:
             return subject.logits(tokens, **given)
-        logits, cache = subject.call(tokens[:, : self.prompt], cache=subject.new_cache(), with_cache=True, **given)
+        logits, cache = subject.call(
+            tokens[:, : self.prompt], cache=subject.new_cache(len(tokens)), with_cache=True, **given
+        )
         pieces = [logits]
         for position in range(self.prompt, tokens.shape[1]):
             logits, cache = subject.call(tokens[:, position : position + 1], cache=cache, with_cache=True, **given)

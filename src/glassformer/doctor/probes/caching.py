@@ -27,7 +27,7 @@ def run_chunks(
 ) -> tuple[Tensor, Any]:
     """Feed tokens through a cache in pieces; `explicit` gives the positions too."""
     start = 0 if cache is None else given.pop("start", 0)
-    cache = isolated.new_cache() if cache is None else cache
+    cache = isolated.new_cache(len(tokens)) if cache is None else cache
     pieces = []
     for size in sizes:
         piece = tokens[:, start : start + size]
@@ -322,7 +322,9 @@ def _reorder_padded(subject: Subject, remedy: str) -> Finding | None:
         where = order if permute else torch.arange(3, device=order.device)
         sources = isolated.source(3) if isolated.kind == "seq2seq" else None
         given = {} if sources is None else {"source": sources}
-        _, cache = isolated.call(batch.tokens, mask=batch.mask, cache=isolated.new_cache(), with_cache=True, **given)
+        _, cache = isolated.call(
+            batch.tokens, mask=batch.mask, cache=isolated.new_cache(len(batch.tokens)), with_cache=True, **given
+        )
         cache = permute_rows(cache, order) if permute else cache
         steps, _ = step_padded(isolated, cache, batch.mask[where], more, way, False)
         worst = Measured(0.0, 1.0, CROSS_WHY)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -189,8 +190,10 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
         except Exception:
             norms = []
         blocks = isolated.blocks()
+        # norms of heads and of a narrow embedding may have an eps of their own
+        usual = statistics.mode(norm.width for norm in norms) if norms else 0
         for norm in norms:
-            if norm.width != norms[0].width or norm.channels_first or (found := formula_of(norm)) is None:
+            if norm.width != usual or norm.channels_first or (found := formula_of(norm)) is None:
                 continue
             count += 1
             own = getattr(norm.module, "eps", getattr(norm.module, "variance_epsilon", None))

@@ -70,7 +70,9 @@ def feed_padded(
     mask of everything so far, Hugging Face's way).
     """
     given: dict[str, Any] = {"positions": batch.positions} if explicit else {}
-    _, cache = isolated.call(batch.tokens, mask=batch.mask, cache=isolated.new_cache(), with_cache=True, **given)
+    _, cache = isolated.call(
+        batch.tokens, mask=batch.mask, cache=isolated.new_cache(len(batch.tokens)), with_cache=True, **given
+    )
     return step_padded(isolated, cache, batch.mask, more, convention, explicit)
 
 

@@ -33,7 +33,7 @@ def explain_step(
             given["source"] = subject.source(rows, source)
         with subject.isolated(warm) as isolated:
             tokens = isolated.tokens(rows, min(sum(sizes), isolated.limit), seed=sum(sizes) + rows)
-            cache = isolated.new_cache()
+            cache = isolated.new_cache(rows)
             done = 0
             for size in sizes[:piece]:
                 _, cache = isolated.call(tokens[:, done : done + size], cache=cache, with_cache=True, **given)

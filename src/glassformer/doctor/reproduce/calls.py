@@ -85,7 +85,7 @@ class Calls:
         if face.cache is None:
             return None
         tokens = self.subject.tokens(2, 5)
-        made = self.subject.new_cache()
+        made = self.subject.new_cache(2)
         given = self._fixed(tokens, True) | ({} if made is None else {face.cache: made})
         output = self._run(tokens, given)
         found = interface.find_cache(output)

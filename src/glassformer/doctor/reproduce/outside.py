@@ -63,7 +63,7 @@ def _crop(e: Experiment) -> list[str]:
 
 
 def _a_cache(e: Experiment) -> Any:
-    _, cache = e.subject.call(e.subject.tokens(2, 5), cache=e.subject.new_cache(), with_cache=True)
+    _, cache = e.subject.call(e.subject.tokens(2, 5), cache=e.subject.new_cache(2), with_cache=True)
     return cache
 
 

@@ -104,6 +104,19 @@ def _positions(tokens: Tensor, start: int) -> Tensor:
     return torch.arange(start, start + tokens.shape[1], device=tokens.device)
 
 
+def sizes_for(method: Callable[..., Any], rows: int, length: int, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Batch size, length and dtype for the arguments of a method that makes caches, by their names."""
+    values = {"batch": rows, "bsz": rows, "rows": rows, "length": length, "seq": length, "len": length}
+    given: dict[str, Any] = {}
+    for name, parameter in inspect.signature(method).parameters.items():
+        value: Any = next((v for word, v in values.items() if word in name.lower()), None)
+        if "dtype" in name.lower():
+            value = dtype
+        if value is not None and (parameter.default is inspect.Parameter.empty or "batch" in name.lower()):
+            given[name] = value
+    return given
+
+
 class Setup:
     """Calls a model's own method that makes its caches (`setup_caches`), for one batch size."""
 
@@ -112,14 +125,7 @@ class Setup:
 
     def __call__(self, model: nn.Module, rows: int) -> None:
         method = getattr(model, self.name)
-        values = {"batch": rows, "bsz": rows, "length": self.length, "seq": self.length, "len": self.length}
-        given: dict[str, Any] = {}
-        for name, parameter in inspect.signature(method).parameters.items():
-            value: Any = next((v for word, v in values.items() if word in name.lower()), None)
-            if "dtype" in name.lower():
-                value = next(model.parameters()).dtype
-            if value is not None and (parameter.default is inspect.Parameter.empty or "batch" in name.lower()):
-                given[name] = value
+        given = sizes_for(method, rows, self.length, next(model.parameters()).dtype)
         # what an earlier call noted, such as a largest batch size, would make it return at once
         for name, value in vars(model).items():
             if name.startswith("max_") and isinstance(value, int) and not isinstance(value, bool):

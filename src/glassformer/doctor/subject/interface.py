@@ -127,7 +127,7 @@ def inspect_call(model: Any, single: bool = False) -> Interface:
         source_mask=first(SOURCE_MASK) if seq2seq else None,
         labels=first(tuple(name for name in (*LABELS, *TARGET) if name not in (target, tokens))),
         maker=next((m for m in MAKERS if callable(getattr(model, m, None))), None),
-        use_cache=first(("use_cache",)),
+        use_cache=first(("use_cache", "return_cache", "with_cache", "return_kv", "use_kv_cache", "return_present")),
         attentions=first(("output_attentions", "return_attention", "need_weights", "return_weights", "return_attn")),
     )
     found.library = isinstance(model, nn.Module) and any(is_pretrained(m) for m in model.modules())

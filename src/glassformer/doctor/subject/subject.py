@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.config.choices import ModelKind
 from glassformer.doctor.subject import interface as calls
-from glassformer.doctor.subject.arguments import InternalCache
+from glassformer.doctor.subject.arguments import InternalCache, sizes_for
 from glassformer.doctor.subject.declared import Declared
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
@@ -249,8 +249,8 @@ class Subject:
     def has_cache(self) -> bool:
         return self.interface.cache is not None or self.interface.internal
 
-    def new_cache(self) -> Any:
-        """An empty cache; None where the model makes its own when asked to use one."""
+    def new_cache(self, rows: int = 1) -> Any:
+        """An empty cache for a number of rows; None where the model makes its own when asked to use one."""
         if not self.has_cache:
             raise Unsupported("the model takes no cache")
         if self.interface.internal:
@@ -258,7 +258,10 @@ class Subject:
         if self.interface.empty is not None:
             return self.interface.empty()
         maker = self.interface.maker
-        return None if maker is None else getattr(self.model, maker)()
+        if maker is None:
+            return None
+        method = getattr(self.model, maker)
+        return method(**sizes_for(method, rows, self.facts.whole("max_len") or 256, self.dtype))
 
     def blocks(self) -> dict[str, nn.Module]:
         """The layers by name: the longest list of modules of one class, and each other list as long as a stack."""
