@@ -191,9 +191,9 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
             norms = []
         blocks = isolated.blocks()
         # norms of heads and of a narrow embedding may have an eps of their own
-        usual = statistics.mode(norm.width for norm in norms) if norms else 0
+        usual = statistics.multimode(norm.width for norm in norms)
         for norm in norms:
-            if norm.width != usual or norm.channels_first or (found := formula_of(norm)) is None:
+            if norm.width not in usual or norm.channels_first or (found := formula_of(norm)) is None:
                 continue
             count += 1
             own = getattr(norm.module, "eps", getattr(norm.module, "variance_epsilon", None))
