@@ -73,3 +73,17 @@ def test_a_layer_without_positions_is_a_design_where_it_is_declared(declared):
     subject = warmed(model)
     found = positions.positions_are_used(subject, positions.repeated_token(subject))
     assert names(found) == (set() if declared else {"position_missing"})
+
+
+def test_a_layer_without_positions_is_not_all_of_them_where_another_cannot_be_judged(monkeypatch):
+    constant = positions.repeated_token(rotary())
+    constant.seen = constant.seen[:2]
+    monkeypatch.setattr(positions, "spread", lambda one: torch.zeros(one.scores.shape[1], 4))
+    monkeypatch.setattr(positions, "_rotated_but_flat", lambda flat: None)
+    subject = rotary()
+    subject.interface.library = True
+    (finding,) = positions.positions_are_used(subject, constant)
+    assert finding.verdict is Verdict.FAIL
+    constant.unsteady = {id(constant.seen[1])}
+    (finding,) = positions.positions_are_used(subject, constant)
+    assert finding.verdict is Verdict.SKIP

@@ -201,7 +201,8 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
         yield Finding.skip(id, why)
         return
     flat = [(s, spread(s)) for s in own]
-    everywhere = all(float(s.max()) <= 0 for _, s in flat)
+    nowhere_seen = all(float(s.max()) <= 0 for _, s in flat)
+    everywhere = nowhere_seen and len(own) == len(constant.seen)  # positions may enter in a layer that cannot be judged
     # layers without positions are a design, where it is declared
     free = any(v and any(w in k.lower() for w in FREE) for k, v in subject.facts.raw.items() if k != "position")
     foreign = subject.interface.library or free
@@ -223,6 +224,9 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
                 {"layer": None if everywhere else one.layer, "heads": dead, "scheme": kind},
             )
             return
+    if nowhere_seen:
+        yield Finding.skip(id, UNSTEADY)
+        return
     yield _far_positions(flat, kind)
 
 
