@@ -49,7 +49,7 @@ class Forward:
 
     @property
     def weights(self) -> Float[Tensor, "B T"]:
-        """The weight of each position in the loss; NaN where it cannot be told."""
+        """The weight of each position in the loss; NaN where it is not known."""
         assert self.logits is not None
         target = self.targets[..., None]
         p = self.logits.double().softmax(-1).gather(-1, target)[..., 0]

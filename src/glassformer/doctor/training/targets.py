@@ -39,7 +39,7 @@ def label_shift(update: Update, kind: str) -> Finding:
     best = max(shares, key=lambda s: shares[s])
     evidence = {f"shift {s}": round(v, 3) for s, v in shares.items()}
     if shares[best] < MOST:
-        return Finding.skip(id, "the targets are not tokens of the input at one distance, so no shift can be told")
+        return Finding.skip(id, "the targets are not tokens of the input at one distance, so the shift is not known")
     if shares[1] >= MOST and best != 1:
         return Finding.skip(id, "the tokens repeat, so that several shifts fit: give a batch of varied tokens")
     words = {
@@ -127,7 +127,7 @@ def weights(update: Update) -> Iterator[Finding]:
     known = sum(int((~f.weights.isnan()).sum()) for f in forwards)
     trained = sum(int(f.trained.sum()) for f in forwards)
     if not known:
-        raise Unsupported("every target is predicted with certainty, so no weight can be told")
+        raise Unsupported("every target is predicted with certainty, so the weights are not known")
     total *= trained / known
     scaled = total * update.factor
     yield from _scale(total, scaled, len(forwards), trained, sum(f.tokens.numel() for f in forwards))
