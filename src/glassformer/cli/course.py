@@ -198,7 +198,7 @@ def _answer(item: "Item", kept: "Progress", text: str, file: Path | None, json: 
     kept.save()
     hint = "" if code == 0 else f"\nglass course hint {item.id} shows a hint."
     facts = {"id": item.id, "result": result, "message": report, "solved": record.solved}
-    _print(facts, f"{result}: {report}{hint if task else ''}" if task else report, json)
+    _print(facts, f"{result}: {report}{hint}" if task else f"{report}{hint}", json)
     return code
 
 
@@ -206,24 +206,23 @@ def _help(item: "Item", kept: "Progress", action: str, json: bool) -> int:
     from glassformer.theory.course.registry import errata
     from glassformer.theory.course.sheets import plain
     from glassformer.theory.exercises import Exercise
+    from glassformer.theory.exercises.hints import hints as hints_of
 
     task, record = _task(item, kept), kept.record(item.id)
     claims = f"glass check {' '.join(item.claims)} --explain" if item.claims else ""
+    if action == "hint":
+        hints = task.hints if task else hints_of(item.id)
+        record.hints = min(record.hints + 1, len(hints))
+        kept.save()
+        hint = hints[record.hints - 1]
+        text = f"hint {record.hints} of {len(hints)}: {plain(hint) if task else hint}"
+        _print({"id": item.id, "level": record.hints, "hint": hint}, text, json)
+        return 0
     if isinstance(item, Exercise):
-        if action == "hint":
-            raise InputError(
-                f"{item.id} is a coding exercise: hand in a program, and the grader explains its mistakes."
-            )
         facts: dict[str, Any] = {"id": item.id, "solution": item.solution, "claims": list(item.claims)}
         _print(facts, f"{item.solution}\n{claims}", json)
         return 0
     assert task is not None
-    if action == "hint":
-        record.hints = min(record.hints + 1, len(task.hints))
-        kept.save()
-        text = f"hint {record.hints} of {len(task.hints)}: {plain(task.hints[record.hints - 1])}"
-        _print({"id": item.id, "level": record.hints, "hint": task.hints[record.hints - 1]}, text, json)
-        return 0
     named = ("id", "states", "fails", "correct", "example")
     listed = [{name: getattr(erratum, name).strip() for name in named} for erratum in errata(item)]
     text = f"{plain(task.solution)}\n\nanswer: {task.reference}"
