@@ -48,8 +48,8 @@ def describe(id: str) -> dict[str, Any]:
     facts = {"id": item.id, "title": item.title, "claims": list(item.claims), "solved": kept.solved(item.id)}
     if not isinstance(item, Problem):
         given = [[{"text": hint}] for hint in hints(item.id)]
-        shown = {"hints": given[: kept.record(item.id).hints], "hint_count": len(given)}
-        return {**facts, **shown, "kind": "code", "problem": item.problem, "stub": item.stub}
+        facts |= {"hints": given[: kept.record(item.id).hints], "hint_count": len(given)}
+        return {**facts, "kind": "code", "problem": item.problem, "stub": item.stub}
     task = item.task(kept.record(item.id).draw)
     answer = task.drawn.answer
     text, _, _ = task.statement.partition("\n\n(a) ") if isinstance(answer, Choice) else (task.statement, "", "")
