@@ -60,9 +60,9 @@ def test_sample_does_what_env_says(capsys, monkeypatch, compiler):
         monkeypatch.setattr(cxx, "compiler", lambda: None)
     _, facts = run_json(capsys, "env")
     _, result = run_json(capsys, "sample", "ROMEO:")
-    used, said = result["engine"], facts["sample"]
+    used, message = result["engine"], facts["sample"]
     assert (used["engine"], used["device"], used["precision"]) == (
-        said["implementation"], said["device"], said["precision"]
+        message["implementation"], message["device"], message["precision"]
     )  # fmt: skip
     assert used["engine"] == ("torch" if compiler is None else "native")
 

@@ -61,6 +61,7 @@ def test_overfits_one_batch_below_a_hundredth(tmp_path, kind):
     assert any(train_step(state, batch)["loss"] < 0.01 for _ in range(300))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("preset", ["nano", "llama_tiny", "bert_base", "transformer_base"])
 def test_every_objective_learns(tmp_path, preset):
     """Sixty steps take the validation loss well below that of the untrained model."""
@@ -80,6 +81,7 @@ def files(path):
     return {name: (path / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("average", ["none", "0.9"])
 def test_resume_is_bit_for_bit(tmp_path, kind, average):
@@ -177,6 +179,7 @@ def kill_at_random_moments(tmp_path, times, seed):
     assert best < math.inf
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path):
     kill_at_random_moments(tmp_path, times=2, seed=0)
 
@@ -262,7 +265,7 @@ def test_the_rate_is_that_of_steps_and_the_time_left_that_of_all(tmp_path, monke
     assert steps[40]["seconds_left"] == 0
 
 
-def test_the_peak_beside_the_rate_of_all_processes_is_that_of_all_processes(tmp_path, monkeypatch):
+def test_the_peak_next_to_the_rate_of_all_processes_is_that_of_all_processes(tmp_path, monkeypatch):
     """Operations of a step are everybody's, so what they are held against is the sum of what each one can do."""
     from glassformer.training import loop
 

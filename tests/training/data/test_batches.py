@@ -65,7 +65,7 @@ def test_a_batch_is_a_function_of_seed_and_step(mode):
 
 
 @pytest.mark.parametrize("mode", ["random", "epoch"])
-def test_iteration_begins_where_it_is_told(mode):
+def test_iteration_begins_where_it_is_asked_to(mode):
     whole = iter(Batches(counting(1009), T, 6, mode=mode))
     resumed = iter(Batches(counting(1009), T, 6, start=10, mode=mode))
     batches = [next(whole) for _ in range(20)]

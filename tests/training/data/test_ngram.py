@@ -203,7 +203,7 @@ def test_unigram_is_the_cross_entropy_of_frequencies():
 # use
 
 
-def test_only_the_first_tokens_of_a_long_text_count_and_it_is_said():
+def test_only_the_first_tokens_of_a_long_text_count_and_it_is_reported():
     text = np.random.default_rng(4).integers(0, 9, 3000)
     assert baselines(text, text, 9, limit=500) == baselines(text[:500], text[:500], 9)
     assert limit_note(text, 500) == "n-grams of the first 500 of 3,000 tokens"

@@ -30,8 +30,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "parts"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow),
-                                               pytest.param(4, 4, marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "parts"), [(2, 2), (4, 2), (4, 4)])
 def test_ranks_give_the_curve_and_the_files_of_one_process(tmp_path, ranks, parts):
     corpus(tmp_path)
     chosen = MODELS if ranks == 4 else {name: MODELS[name] for name in ("gpt2", "llama")}
