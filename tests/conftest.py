@@ -65,7 +65,6 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Exclude everything that is imported from garbage collection: it stays until the end."""
-    gc.collect()
     gc.freeze()
 
 
@@ -80,10 +79,6 @@ def pytest_terminal_summary(terminalreporter):
         if ": run " in reason:
             tests = "1 test was" if count == 1 else f"{count} tests were"
             terminalreporter.write_line(f"{tests} skipped because {reason}", yellow=True)
-
-
-def pytest_sessionfinish():
-    gc.unfreeze()
 
 
 ENGINE = {"model", "generation", "lens", "reference", "weights", "kernels"}
