@@ -5,16 +5,7 @@ import io
 import pytest
 import torch
 
-from tests.cli.asking import run, run_json
-
-
-def has_compiler() -> bool:
-    """Whether the CPU kernels can be compiled here; False where the package `kernels` was removed."""
-    try:
-        from glassformer.kernels.toolchain.cxx import compiler
-    except ImportError:
-        return False
-    return compiler() is not None
+from tests.cli.asking import has_compiler, run, run_json
 
 
 def test_sample_continues_the_prompt_and_repeats_itself(capsys, folder):
