@@ -20,5 +20,5 @@ def tiny_plan(folder, **changes):
     text.write_text(POEM)
     run = (*SMALL, f"data.corpus={text}", f"data.cache={folder / 'tokens'}")
     return Plan(
-        **{"minutes": 0.01, "out": folder / "tour", "changes": run, "cache_lengths": (4,), "tuning_steps": 2, **changes}
+        **{"minutes": 0.01, "out": folder / "tour", "changes": run, "cache_lengths": (4,), "tuning_steps": 3, **changes}
     )
