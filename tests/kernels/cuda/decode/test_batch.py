@@ -60,7 +60,6 @@ def small(name, modern):
     return decoder(position=POSITIONS[name], head=c.Head(tied=False), d_model=40, attention__d_head=16, **changes)
 
 
-@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize(("name", "modern", "shares"), [("learned", False, 1), ("rotary-halves", True, 2)])
 def test_it_is_the_engine(name, modern, shares, tmp_path, monkeypatch):
@@ -78,7 +77,6 @@ def test_every_position_scheme(name, modern, tmp_path):
     assert max(differences(small(name, modern), tmp_path)) < 1e-5
 
 
-@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_first_of_the_likeliest_is_chosen_and_noted(dtype, tmp_path):

@@ -47,7 +47,6 @@ def few_threads(monkeypatch):
     monkeypatch.setattr(cuda, "NEIGHBOURS", 2)
 
 
-@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "modern", "prompt", "clusters"), [("rotary-halves", True, 12, 3), ("learned", False, 1, 1)]
