@@ -1,4 +1,4 @@
-"""All exercises: their stubs start, their mistakes are told apart, their pointers lead somewhere."""
+"""All exercises: their stubs start, their mistakes are distinguished, their pointers lead somewhere."""
 
 import contextlib
 import itertools
@@ -71,6 +71,7 @@ def check_draw(exercise, seed):
             assert judge.diagnose(exercise, cases, given) == [mistake.message], (seed, mistake.message)
 
 
+@pytest.mark.sample(12)
 @each
 def test_each_mistake_is_wrong_and_gets_its_own_explanation(exercise):
     assert len({mistake.message for mistake in exercise.mistakes}) == len(exercise.mistakes) >= 5
@@ -85,6 +86,7 @@ def test_many_draws(exercise):
         check_draw(exercise, seed)
 
 
+@pytest.mark.sample(12)
 @each
 def test_two_mistakes_at_once_are_both_named_or_look_like_one(exercise):
     """A pair whose answers no single mistake gives is recognised as a pair that gives these answers."""

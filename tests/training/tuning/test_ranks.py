@@ -37,13 +37,12 @@ def tuning_cases(folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
         ("lora-ddp", "chat-fsdp", "dpo-ddp"),
-        pytest.param(
-            ("dora-ddp", "freeze-ddp", "padding-ddp", "chat-ddp", "dpo-fsdp", "both-ddp"), marks=pytest.mark.slow
-        ),
+        ("dora-ddp", "freeze-ddp", "padding-ddp", "chat-ddp", "dpo-fsdp", "both-ddp"),
     ],
     ids=["some", "others"],
 )
