@@ -71,6 +71,10 @@ CASES = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
     ),
+    "jina_embeddings_v3": lambda: (
+        hf.JinaEmbeddingsV3ForMaskedLM,
+        hf.JinaEmbeddingsV3Config(**EVEN, type_vocab_size=3, hidden_act="relu"),
+    ),
     "nomic_bert": lambda: (hf.NomicBertForMaskedLM, hf.NomicBertConfig(**EVEN, layer_norm_eps=1e-3, type_vocab_size=3)),
     "eurobert": lambda: (
         hf.EuroBertForMaskedLM,
