@@ -162,6 +162,16 @@ CASES = {
     ),
     "dots1": ("Dots1", {**SIZES, **ROUTED, "sliding_window": 4, "max_window_layers": 1, "layer_types": MIXED}),
     "glm4_moe": ("Glm4Moe", {**SIZES, **ROUTED, "use_qk_norm": True, "partial_rotary_factor": 0.4}),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {k: v for k, v in DEEPSEEK.items() if k != "first_k_dense_replace"} | {"n_group": 3, "topk_group": 2},
+    ),
+    "solar_open": ("SolarOpen", {**SIZES, **ROUTED, "attention_bias": True}),
+    # with a padding id, transformers zeroes that row of a tied table when it loads its own files
+    "youtu": (
+        "Youtu",
+        {**{k: v for k, v in DEEPSEEK.items() if k not in ROUTED}, "attention_bias": True, "pad_token_id": None},
+    ),
     "granitemoe": ("GraniteMoe", {**NARROW, **FACTORS, **LOCAL}),
     "granitemoeshared": ("GraniteMoeShared", {**NARROW, **FACTORS, **LOCAL, "shared_intermediate_size": 29}),
     "minimax_m2": ("MiniMaxM2", {**SIZES, **LOCAL, "rotary_dim": 4}),

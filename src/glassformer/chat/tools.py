@@ -129,7 +129,8 @@ def read_tools(value: Sequence[Any]) -> list[dict[str, Any]]:
             kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
             raise ChatError(f"tools.{number} is of type {kind!r}: only functions are supported.")
         function = tool.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
+        function = function if isinstance(function, dict) else {}
+        name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ChatError(
                 f"tools.{number}.function.name={name!r} must be a text of 1 to 64 letters, digits, _, - and dots."
