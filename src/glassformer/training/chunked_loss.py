@@ -83,7 +83,8 @@ def chunk_gradients_in_place(
     if smoothing:
         gradient -= smoothing / z.shape[-1]
     gradient.scatter_add_(1, safe, torch.full_like(picked, smoothing - 1))
-    gradient[~counted] = 0.0
+    if not bool(counted.all()):
+        gradient[~counted] = 0.0
     if z.shape != logits.shape:
         gradient = F.pad(gradient, (0, logits.shape[1] - z.shape[1]))
     return total.sum(), plain.sum(), gradient
