@@ -270,8 +270,8 @@ POSITIONS: dict[str, c.Position] = {
     "rotary-llama3": c.Rotary(scaling=c.Llama3Scaling(factor=8.0, original_max_len=32)),
     "alibi": c.Alibi(),
     "t5": c.T5Bias(buckets=8, max_distance=20),
-    "infused-sinusoidal": c.QueryKeyPosition(),
-    "infused-learned": c.QueryKeyPosition(c.Learned(offset=1)),
+    "query-key-sinusoidal": c.QueryKeyPosition(),
+    "query-key-learned": c.QueryKeyPosition(c.Learned(offset=1)),
 }
 
 

@@ -48,7 +48,8 @@ def test_every_entry_is_complete():
 def test_only_one_place_changes_the_class_of_a_module():
     places = []
     for path in (ROOT / "src" / "glassformer").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "__class__" in text else ():
             targets = node.targets if isinstance(node, ast.Assign) else []
             if any(isinstance(t, ast.Attribute) and t.attr == "__class__" for t in targets):
                 places.append(path.relative_to(ROOT / "src" / "glassformer").as_posix())

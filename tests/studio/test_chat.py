@@ -162,7 +162,7 @@ def test_old_turns_are_left_out_and_counted(client):
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        ({"model": "nobody"}, 404, "there is no model 'nobody' here"),
+        ({"model": "unknown"}, 404, "there is no model 'unknown' here"),
         ({"model": "bard"}, 400, "bard has no chat template, so it is a model that continues text"),
         ({"messages": []}, 422, "at least 1 item"),
         ({"messages": [{"role": "bot", "content": "x"}]}, 400, "message 1, has the role 'bot'"),

@@ -62,7 +62,8 @@ INTRODUCTION = """`gf.load` reads these {} model types of Hugging Face folders. 
 * GGUF: written as GGUF, llama.cpp computes the same logits; ONNX: exported, onnxruntime computes the same logits;
 * kernels: the compiled decode kernels compute it, or which config field they do not support (it then runs in torch).
 
-The tests, in tests/weights, hold both paddings, float64 and the way back, and turn features off to see them missed."""
+The tests in tests/weights cover both paddings, float64 and saving again. They also switch features off, one by one, and
+expect the comparison to fail."""
 
 
 class Row(NamedTuple):

@@ -122,6 +122,7 @@ def difference(model, ours, side, dtype=torch.float32):
     return gap(logits, theirs, mask) / max(1.0, float(theirs.abs().max()))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers_and_the_way_back(tmp_path, case):
     model = reference(case)
@@ -152,6 +153,7 @@ CONTROLS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_feature_that_is_turned_off_shows(tmp_path, name):
     case, changes, least = CONTROLS[name]
@@ -179,6 +181,7 @@ BASES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", BASES)
 @torch.no_grad()
 def test_base_models_have_no_head_and_give_the_same_hidden_states(tmp_path, name):

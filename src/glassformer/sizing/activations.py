@@ -268,13 +268,19 @@ def saved_by_mask(run: Pass, layer: int) -> int:
     return 0
 
 
-def saved_by_block(run: Pass, layer: int) -> int:
-    """Return the bytes that one block saves: norms, branches and dropout masks."""
+def saved_between(run: Pass, layer: int) -> int:
+    """Return the bytes that one block saves between its branches: norms, and the dropout mask of each branch."""
     cfg, run = run.config, run.at(layer)
     branches = 1 + run.has_feedforward + bool(run.memory)
     norms = 1 if cfg.placement == "parallel" else branches * (1 + (cfg.placement == "sandwich"))
     norms -= not cfg.has_attention_norm(layer)
     total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+    return total + branches * run.hidden_states * run.has_dropout
+
+
+def saved_by_block(run: Pass, layer: int) -> int:
+    """Return the bytes that one block saves: norms, branches and dropout masks."""
+    total, cfg, run = saved_between(run, layer), run.config, run.at(layer)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
     if run.memory:
         total += saved_by_attention(run, cross=True)
@@ -282,7 +288,7 @@ def saved_by_block(run: Pass, layer: int) -> int:
         total -= run.hidden_states  # both branches read the output of the same norm
     if cfg.placement == "parallel_two" and (isinstance(cfg.norm, LayerNorm) or run.norm_width >= 4):
         total -= run.residual  # both norms read the residual stream; rms_norm upcasts half precision for each
-    return total + branches * run.hidden_states * run.has_dropout  # dropout mask of each branch
+    return total
 
 
 def kept_by_block(run: Pass, layer: int, recompute: Recompute) -> int | None:

@@ -207,18 +207,20 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     float8: bool = False,
+    gradients: HeadGradients | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(total, plain cross-entropy), summed, of hidden (N,D) through weight (V,D); only `total` has a gradient.
 
     Under autocast, matmuls use its dtype; sums, losses and the weight's gradient are float32. With `float8` (which does
-    not support a bias) the matmuls are in float8, and the losses are those of the resulting logits.
+    not support a bias) the matmuls are in float8, and the losses are those of the resulting logits. `gradients`
+    computes a chunk in place of `head_gradients`.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     if float8:
         assert bias is None
         dtype = torch.bfloat16
-    kernel = accelerate.head_kernel(hidden.device, dtype, float8)
+    kernel = accelerate.head_kernel(hidden.device, dtype, float8) if gradients is None else (None, gradients)
     prepare, gradients = (None, head_gradients) if kernel is None else kernel
     if kernel is None and not weight.requires_grad and (bias is None or not bias.requires_grad):
         gradients = frozen_head_gradients

@@ -40,14 +40,12 @@ def tuning_cases(folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
         ("lora-ddp", "lora-fsdp", "chat-fsdp", "dpo-ddp"),
-        pytest.param(
-            ("dora-ddp", "dora-fsdp", "freeze-ddp", "padding-ddp", "chat-ddp", "dpo-fsdp", "both-ddp", "both-fsdp"),
-            marks=pytest.mark.slow,
-        ),
+        ("dora-ddp", "dora-fsdp", "freeze-ddp", "padding-ddp", "chat-ddp", "dpo-fsdp", "both-ddp", "both-fsdp"),
     ],
     ids=["some", "others"],
 )
