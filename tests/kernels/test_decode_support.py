@@ -16,7 +16,7 @@ from glassformer import config as c
 from glassformer.generation.engine import Call
 from glassformer.kernels import decode
 from glassformer.kernels.cpu.decode import NativeDecoder
-from glassformer.kernels.cpu.decode import decoder as cpu
+from glassformer.kernels.cpu.decode import stack as cpu
 from glassformer.kernels.cuda.decode import pack as cuda
 from glassformer.kernels.registry import any_value, config_fields
 from glassformer.kernels.toolchain import cxx
@@ -256,7 +256,7 @@ def check(name: str) -> None:
 
 
 NOT_STARTED = (
-    *("feedforward=moe.", "position=t5_bias.", "position=query_key."),
+    *("feedforward=moe.", "position=query_key."),
     *("embedding.project", "head.transform_bias"),
 )
 """Changes whose starting point has a part that the kernels refuse whole."""
@@ -293,9 +293,9 @@ REFUSED = {
     *(f"norm={kind}_norm.{field}" for kind in ("layer", "rms") for field in ("weight", "offset")),
     *("head", "head.transform", "head.width", "head.softcap", "embedding.n_segments", "embedding.width"),
 }
-REFUSED_ON_CPU = REFUSED | {
-    *("attention.qk_norm_over", "attention.qk_norm_after_rotation", "position=alibi.scale", "position=alibi.rounded"),
-    *(f"attention.qk_norm={kind}_norm.{field}" for kind in ("layer", "rms") for field in ("weight", "offset")),
+REFUSED_ON_CPU = {
+    *("feedforward", "layer_kinds", "position", "position=alibi.rounded", "attention.latent"),
+    *("head", "head.transform", "head.width", "embedding.n_segments", "embedding.width"),
 }
 REFUSED_ON_CUDA = REFUSED | {"attention.d_head", "attention.d_value", "attention.qk_norm", "embedding.norm"}
 """Fields of which the kernels refuse a listed value, apart from the fields of variants that they refuse whole."""

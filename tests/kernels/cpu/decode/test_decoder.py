@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.kernels.cpu.decode import NativeDecoder, NativeError, unsupported_config
-from glassformer.kernels.cpu.decode.decoder import fingerprint, settle, stretches, weights_of
 from glassformer.kernels.cpu.decode.pack import group_of, packed_as, quantise
 from glassformer.kernels.toolchain import cxx
 from tests import variants
@@ -181,81 +180,6 @@ def test_a_changed_weight_is_seen_in_every_precision():
         model.blocks[0].attention.v.weight.data[:2] = model.blocks[0].attention.v.weight.data[[1, 0]]  # behind its back
         after = stepped(model, ids, precision=precision)
         assert relative(after, before) > 1e-4, precision
-
-
-def test_packing_happens_once_while_nothing_changes():
-    model = float_model(decoder(d_model=64, n_heads=4))
-    assert weights_of(model, "int8") is weights_of(model, "int8")
-    mark = fingerprint(model)
-    with torch.no_grad():
-        model.head.weight.mul_(1) if model.head.weight is not None else model.embed.tokens.weight.mul_(1)
-    assert fingerprint(model) == mark
-
-
-@given(place=st.integers(0, 10**6), bit=st.integers(0, 31))
-@settings(max_examples=25)
-def test_one_bit_of_one_weight_changes_the_mark_and_back_again(place, bit):
-    model = marked_model()
-    before, (index, at) = fingerprint(model), divmod(place, 7919)
-    words = list(model.parameters())[index % len(list(model.parameters()))].data.view(-1).view(torch.int32)
-    flipped = 1 << bit if bit < 31 else -(2**31)
-    words[at % len(words)] ^= flipped
-    assert fingerprint(model) != before
-    words[at % len(words)] ^= flipped
-    assert fingerprint(model) == before
-
-
-def test_weights_that_change_places_change_the_mark():
-    """Rows, columns, two numbers, opposite signs and whole matrices: a plain sum would see none of these."""
-    model = marked_model()
-    weight = model.blocks[0].feedforward.up.weight.data
-    weight[:, :4] = torch.tensor([1.0, -1.0, 2.0, -2.0])
-    seen = [fingerprint(model)]
-    for order in (torch.arange(len(weight)).flip(0), torch.arange(len(weight)).roll(16)):
-        weight.copy_(weight[order])
-        seen.append(fingerprint(model))
-    for swap in ([1, 0, 2, 3], [2, 1, 0, 3], [0, 3, 2, 1]):
-        weight[:, :4] = weight[:, swap]
-        seen.append(fingerprint(model))
-    q, k = model.blocks[0].attention.q.weight.data, model.blocks[0].attention.k.weight.data
-    kept = q.clone()
-    q.copy_(k)
-    k.copy_(kept)
-    seen.append(fingerprint(model))
-    assert len(set(seen)) == len(seen)
-
-
-def test_the_mark_does_not_depend_on_the_number_of_threads():
-    model, threads = marked_model(), torch.get_num_threads()
-    marks = set()
-    try:
-        for n in (1, 2, 3):
-            torch.set_num_threads(n)
-            marks.add(fingerprint(model))
-    finally:
-        torch.set_num_threads(threads)
-    assert len(marks) == 1
-
-
-def marked_model():
-    """Sizes that are no multiples of what the mark reads at once, and one that it shares out."""
-    return float_model(decoder(d_model=52, n_heads=4, n_kv_heads=4, d_ff=211, vocab_size=7001))
-
-
-def test_weights_move_to_huge_pages_once_and_stay_what_they_are():
-    model = float_model(decoder())
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    assert [settle(model, n) for n in (150, 49, 1, 500)] == [False, False, True, False]
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    assert settle(float_model(decoder()), 1000)
-
-
-def test_memory_that_lies_close_together_is_taken_as_one():
-    """Two matrices side by side hold a huge page that neither holds alone; what lies far apart stays apart."""
-    mega = 1 << 20
-    pieces = [(9 * mega, 10 * mega), (0, mega), (mega + 64, 3 * mega), (3 * mega, 4 * mega), (5 * mega, 6 * mega)]
-    assert stretches(pieces) == [(0, 4 * mega), (5 * mega, 6 * mega), (9 * mega, 10 * mega)]
-    assert stretches([(0, 4 * mega), (mega, 2 * mega)]) == [(0, 4 * mega)]
 
 
 def test_a_full_cache_and_wrong_settings_are_sentences():
