@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from glassformer.training.data.batches import IGNORED
+from glassformer.training.distributed.group import ALONE
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.loop import TrainState, train_step
 from glassformer.training.objective import Batch, has_experts
@@ -26,7 +27,7 @@ WARM_UP = 3
 def can_capture(state: TrainState) -> bool:
     """Return whether every step launches the same kernels: one CUDA process, no accumulation, no routing of tokens."""
     run = state.run
-    single = state.group.world == 1 and run.loop.accumulate == 1 and run.chat is None and run.machine.recompute == "no"
+    single = state.group is ALONE and run.loop.accumulate == 1 and run.chat is None and run.machine.recompute == "no"
     return state.device.type == "cuda" and single and not has_experts(state.model)
 
 

@@ -50,16 +50,20 @@ class Sharded(Replicated):
     division: Division | None = None
     """With tensor parallelism: how blocks are divided. Their parts are then sharded."""
 
+    forced: tuple[str, ...] = ()
+    """Dimensions of the mesh that are made though they have one rank, so that one device runs their code."""
+
     def make_mesh(self, init_device_mesh: Callable[..., Any]) -> Any:
         """Return the ranks over which this rank's tensors are sharded, with copies in the first dimension if any."""
         copies, parts = self.machine.replicate, self.machine.tensor
-        if parts > 1:
-            names = ("shard", "tensor")
-            mesh = init_device_mesh(self.device.type, (self.world // parts, parts), mesh_dim_names=names)
+        sizes = {"replicate": copies, "shard": self.world // (copies * parts), "tensor": parts}
+        made = {name: n for name, n in sizes.items() if n > 1 or name == "shard" or name in self.forced}
+        mesh = init_device_mesh(self.device.type, tuple(made.values()), mesh_dim_names=tuple(made))
+        if "tensor" in made:
             self.division = Division(mesh.get_group("tensor"), self.rank % parts, parts)
-            return mesh["shard"]
-        sizes = (self.world,) if copies == 1 else (copies, self.world // copies)
-        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+            made.pop("tensor")
+            return mesh[tuple(made)]
+        return mesh
 
     def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
         """In this order: compile each block, shard each block, shard the rest."""
