@@ -62,6 +62,28 @@ class Generating:
         return {"ids": ids, "seconds": marks[-1] - marks[0], "units": steps, "first": marks[0] - start}
 
 
+class Encoding:
+    """Hidden states of texts of unequal length; the means of the first components take the place of ids."""
+
+    def __init__(self, order: Order):
+        self.order = order
+        self.peer = importlib.import_module(f"glassformer.bench.peers.{order.module}").Encoder(order)
+        for _ in range(WARM_UP):
+            self.peer.encode(order.prompts)
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.peer.version}
+
+    def turn(self, number: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        states = self.peer.encode(self.order.prompts)
+        seconds = time.perf_counter() - start
+        means = [[float(x) for x in text[:, :COMPONENTS].mean(0)] for text in states]
+        return {"ids": means, "seconds": seconds, "units": len(self.order.prompts)}
+
+
+COMPONENTS = 8
+"""Components of the hidden states that are compared."""
 READINGS = 5
 """Reads of memory in one turn. The fastest counts, because other work only slows reads down."""
 
@@ -111,7 +133,8 @@ class Training:
 
 
 _SERVED: dict[str, Any] = {
-    **dict.fromkeys(("decode", "prefill", "startup", "reference"), Generating), "bandwidth": Reading, "train": Training
+    **dict.fromkeys(("decode", "prefill", "startup", "reference"), Generating), "bandwidth": Reading, "train": Training,
+    "encode": Encoding,
 }  # fmt: skip
 
 
