@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassformer import config as c
+from glassformer.config import presets
 from glassformer.kernels.cpu.decode import NativeDecoder, NativeError, unsupported_config
+from glassformer.kernels.cpu.decode.decoder import default_threads
 from glassformer.kernels.cpu.decode.pack import group_of, packed_as, quantise
 from glassformer.kernels.toolchain import cxx
+from glassformer.model import build
 from tests import variants
 from tests.variants import decoder, lively, tokens
 
@@ -205,3 +208,11 @@ def test_reordered_rows_go_on_from_their_parents():
     found = native.step(ids[:, 4][[2, 0, 0, 1]])
     with torch.no_grad():
         assert relative(found, model(ids)[[2, 0, 0, 1], -1]) < 2e-5
+
+
+def test_small_models_decode_in_one_thread_and_others_in_as_many_as_torch():
+    model = float_model(decoder())
+    assert NativeDecoder(model).threads == NativeDecoder(model, rows=4).threads == 1
+    assert NativeDecoder(model, rows=5).threads == torch.get_num_threads()
+    assert NativeDecoder(model, threads=3).threads == 3
+    assert default_threads(build(presets.gpt2(n_layers=1), device="meta"), 1) == torch.get_num_threads()

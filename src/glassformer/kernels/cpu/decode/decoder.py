@@ -17,6 +17,17 @@ CHUNK = 1024
 """Tokens of prompts that are read at once: all their hidden activations are in memory."""
 
 
+SMALL = 16 << 20
+"""Bytes of float32 weights below which one thread decodes: a step takes less than a millisecond, two threads would gain
+a third of that on an idle machine, and would wait for each other many times as long where other programs run."""
+
+
+def default_threads(model: DecoderLM | Seq2Seq, rows: int) -> int:
+    """Return the number of threads that decode this many sequences, unless the caller knows better."""
+    is_small = rows <= 4 and 4 * sum(p.numel() for p in model.parameters()) < SMALL
+    return 1 if is_small else max(1, torch.get_num_threads())
+
+
 class NativeDecoder:
     """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it.
 
@@ -43,7 +54,7 @@ class NativeDecoder:
         if model.device.type != "cpu":
             raise library.NativeError(f"the kernels run on a CPU and the model is on {model.device}: move it.")
         self.library, self.config, self.rows = library.load(), cfg, rows
-        self.threads = threads or max(1, torch.get_num_threads())
+        self.threads = threads or default_threads(model, rows)
         self.capacity = capacity or cfg.max_len or 1024
         if cfg.learned_positions is not None and cfg.max_len is not None:
             self.capacity = min(self.capacity, cfg.max_len)
