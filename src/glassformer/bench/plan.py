@@ -45,6 +45,8 @@ class Plan:
     model: str = "gpt2"
     layers: int = 0
     """Number of layers in place of the preset's; 0: as the preset."""
+    cpu_time: bool = False
+    """Measure processor seconds of one thread, not seconds: for a machine on which other programs run."""
     checkouts: dict[str, Path] = field(default_factory=dict)
     """Folders of peers that are not packages, by contender."""
     keep: Path | None = None
@@ -63,6 +65,8 @@ class Plan:
             raise BenchError(f"--new {self.new} is too few: throughput counts from the second token on: give 3.")
         if self.task in ("prefill", "startup") and self.length_new != 1:
             raise BenchError(f"{self.task} ends with the first token: leave --new out.")
+        if self.cpu_time and (self.threads > 1 or self.task in ("train", "startup")):
+            raise BenchError("--cpu-time measures decode, prefill and encode in one thread: leave --threads out.")
         if self.task == "encode" and self.new:
             raise BenchError("an encoder makes no new tokens: leave --new out.")
         if self.task == "startup" and self.sequences != 1:
@@ -87,7 +91,7 @@ class Plan:
 
     @property
     def n_threads(self) -> int:
-        return self.threads or available_cores()
+        return 1 if self.cpu_time else self.threads or available_cores()
 
     def checkout(self, contender: str) -> str:
         """Return the folder given for a contender, or an empty string."""
@@ -98,6 +102,7 @@ class Plan:
             "task": self.task, "against": list(self.against), "precisions": list(self.precisions),
             "batch": self.sequences, "prompt": self.length_prompt, "new": self.length_new, "rounds": self.rounds,
             "threads": self.n_threads, "model": self.model, "layers": self.layers, "seed": self.seed,
+            "cpu_time": self.cpu_time,
         }  # fmt: skip
 
 

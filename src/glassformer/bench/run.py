@@ -52,7 +52,7 @@ def _generate(
     def order(contender: Contender, precision: str, task: str) -> Order:
         return Order(
             contender.name, contender.module, task, precision, str(subject.root), plan.n_threads, prompts,
-            plan.length_new, plan.checkout(contender.name),
+            plan.length_new, plan.checkout(contender.name), {"cpu_time": True} if plan.cpu_time else {},
         )  # fmt: skip
 
     say("computing the reference with the torch engine")

@@ -11,7 +11,7 @@ from glassformer.cli.common import Force, InputError, check_writable, option, re
 
 OF_A_RACE = {
     **{"against": (), "precision": (), "batch": 0, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"},
-    "layers": 0,
+    **{"layers": 0, "cpu_time": False},
 }
 """Defaults of the options that `growth` does not use: it compares with no other library."""
 
@@ -72,6 +72,12 @@ Layers = Annotated[
     int,
     option("Number of layers in place of the preset's, such as 8 of 16. Default: as the preset."),
 ]
+CpuTime = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="Measure processor seconds of one thread instead of seconds, for a machine on which other programs run."
+    ),
+]
 JsonFile = Annotated[
     Path | None,
     option("Write everything that was measured to this JSON file. Default: no file.", "FILE"),
@@ -95,6 +101,7 @@ def bench(
     gpt_fast: GptFast = None,
     model: Model = "gpt2",
     layers: Layers = 0,
+    cpu_time: CpuTime = False,
     json: JsonFile = None,
     keep: Keep = None,
     force: Force = False,
@@ -113,7 +120,7 @@ def bench(
     if task == "growth":
         others: dict[str, Any] = {"against": against, "precision": precision, "batch": batch, "prompt": prompt}
         others |= {"new": new, "threads": threads, "nanogpt": nanogpt, "gpt_fast": gpt_fast, "model": model}
-        others["layers"] = layers
+        others |= {"layers": layers, "cpu_time": cpu_time}
         refuse_unused("glass bench growth", {**others, "keep": keep}, (), OF_A_RACE)
         return _growth(rounds, json)
     from glassformer.bench.contenders import choose
@@ -132,6 +139,7 @@ def bench(
         threads,
         model,
         layers,
+        cpu_time,
         checkouts,
         keep,
     )

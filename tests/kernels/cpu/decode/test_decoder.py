@@ -115,10 +115,11 @@ def round_matrices(model, precision, bound=1.0):
             weight.copy_(rounded)
 
 
-# int8 and int4 round activations to 16 bits too (test_kernels.py bounds one product); layers carry that on
+# int8 rounds activations to 16 bits too, int4 to 8 where bytes can be multiplied (test_kernels.py bounds one product);
+# layers carry that on
 @pytest.mark.parametrize("sizes", [(128, 384), (80, 200)])
 @pytest.mark.parametrize(
-    ("precision", "bound", "close"), [("bfloat16", 2**-8, 2e-5), ("int8", 1 / 127, 5e-4), ("int4", 1 / 7, 5e-4)]
+    ("precision", "bound", "close"), [("bfloat16", 2**-8, 2e-5), ("int8", 1 / 127, 5e-4), ("int4", 1 / 7, 5e-2)]
 )
 @torch.no_grad()
 def test_lower_precisions_equal_the_engine_with_the_same_rounded_weights(precision, bound, close, sizes):
@@ -135,7 +136,7 @@ def test_lower_precisions_equal_the_engine_with_the_same_rounded_weights(precisi
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("name", ["rotary-halves", "alibi", "learned"])
 @pytest.mark.parametrize(
-    ("precision", "at_once", "in_small_parts"), [("bfloat16", 2e-2, 2e-5), ("int8", 5e-2, 5e-4), ("int4", 5e-2, 5e-4)]
+    ("precision", "at_once", "in_small_parts"), [("bfloat16", 2e-2, 2e-5), ("int8", 5e-2, 5e-4), ("int4", 5e-2, 5e-2)]
 )
 @torch.no_grad()
 def test_prompts_in_lower_precisions_are_near_the_engine_with_the_same_rounded_weights(
