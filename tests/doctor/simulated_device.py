@@ -151,14 +151,14 @@ def unlike_cpu(model: torch.nn.Module, quick: bool) -> list[list[str]]:
     return [[id, *cpu.get(id, ("missing", "")), *away.get(id, ("missing", ""))] for id in ids]
 
 
-def models() -> dict[str, torch.nn.Module]:
+def models(n_layers: int) -> dict[str, torch.nn.Module]:
     """One tiny model of each kind."""
     import glassformer as gf
 
-    sizes: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 31, "max_len": 64}
+    sizes: dict[str, Any] = {"n_layers": n_layers, "d_model": 16, "n_heads": 2, "vocab_size": 31, "max_len": 64}
     configs = {
         "decoder": gf.presets.nano(**sizes),
-        "rotary": gf.presets.llama_tiny(vocab_size=31, n_layers=2),
+        "rotary": gf.presets.llama_tiny(vocab_size=31, n_layers=n_layers),
         "encoder": gf.presets.bert_base(**sizes),
         "seq2seq": gf.presets.transformer_base(**sizes),
     }
@@ -174,7 +174,7 @@ def main(names: list[str], quick: bool) -> None:
         if name.startswith("glassformer.") and hasattr(module, "storage_of"):
             module.storage_of = storage_of  # type: ignore[attr-defined]
     for name in names:
-        model = models()[name]
+        model = models(n_layers=1 if quick else 2)[name]
         same = gf.compare(model, model, devices=("cpu", NAME), names=("a", "b"))
         print(json.dumps({"unlike": unlike_cpu(model, quick), "compare": same.to_dict()}), flush=True)
     assert kept

@@ -65,7 +65,7 @@ def page_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def address(page_folder, model_folders):
-    """One studio for all tests of the page, with the four small models beside the bundled ones."""
+    """One studio for all tests of the page, with the four small models next to the bundled ones."""
     with served(page_folder, models=tuple(model_folders)) as found:
         yield found
 

@@ -9,10 +9,11 @@ device. Communication is added to it, as rings inside a machine and between mach
               forward pass and again for the backward pass; the gradients (4 bytes) are reduce-scattered. There is one
               message per layer and one for everything else. This overlaps with forward and backward pass. Copying each
               message into a buffer and out of it does not overlap: 2·(1 + 1/n) bytes of memory traffic per byte.
-    tensor t  t devices of one machine divide the heads and hidden units of every layer: 4 all-reduces of the residual
-              stream (2 bytes) per layer and step, without overlap. Each device holds 1/t of the matrices of the layers,
-              and all of embedding, head and norms (`config.placement`); over the n/t groups they are sharded as above.
-              Every device computes the head and saves the residual stream of all sequences of its group.
+    tensor t  t devices of one machine divide the heads and hidden units of every layer, the vocabulary, and between
+              them the positions. Gathers and scatters of the residual stream (2 bytes) are as many bytes as 4
+              all-reduces per layer and step, and 3 for embedding and head, without overlap. Each device holds 1/t of
+              all matrices, and all of norms and positions (`config.placement`); over the n/t groups they are sharded
+              as above. Every device saves the inputs of attention and feed-forward of all sequences of its group.
 
 An all-reduce of s bytes over n devices sends 2·s·(n-1)/n bytes through each link, an all-gather or a reduce-scatter
 half of that. Each has its own measured rate (equal with rings; gloo takes twice as long for a reduce-scatter as for an
@@ -33,7 +34,7 @@ from typing import Any, assert_never
 
 from glassformer.config import DecoderConfig, Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
 from glassformer.config.placement import cut_dimension, divided, indivisible, part_not_supported
-from glassformer.sizing.activations import Pass, saved_after_blocks, saved_before_blocks, saved_by_block
+from glassformer.sizing.activations import Pass, saved_after_blocks, saved_before_blocks, saved_between, saved_by_block
 from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import flops, lengths
 from glassformer.sizing.parameters import active, count, parameters
@@ -162,14 +163,14 @@ class Work:
 def work(config: ModelConfig, context: int, shared: int = 1) -> Work:
     """Return the work of one sequence. A step of b sequences takes b times that, plus the optimizer and the gaps.
 
-    `shared` devices divide the layers; each of them computes the whole head.
+    `shared` devices divide it (tensor parallelism).
     """
-    needed = {part: n if part == "head" else n / shared for part, n in flops(config, 1, context).needed.items()}
+    needed = {part: n / shared for part, n in flops(config, 1, context).needed.items()}
     matmuls = 3 * sum(n for part, n in needed.items() if part not in ("scores", "mix", "cross_scores"))
     attention = 3.5 * sum(needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
-    hidden = _hidden(config.feedforward) / shared
+    hidden = _hidden(config.feedforward)
     moved = context * (config.n_layers * (_RESIDUAL * config.d_model + _HIDDEN * hidden) + _LOGIT * config.vocab_size)
-    return Work(matmuls, attention, moved)
+    return Work(matmuls, attention, moved / shared)
 
 
 def _hidden(feedforward: FeedForward) -> float:
@@ -187,12 +188,17 @@ def _hidden(feedforward: FeedForward) -> float:
             assert_never(feedforward)
 
 
-def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool) -> float:
-    """Return the bytes that autograd saves in bfloat16 for `batch` sequences, without the logits."""
-    run = Pass(config, 1, context, 2, causal=True, training=True)
+def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool, shared: int = 1) -> float:
+    """Return the bytes that autograd saves in bfloat16 for `batch` sequences, without the logits.
+
+    `shared` devices divide blocks and, between attention and feed-forward, the positions.
+    """
+    run = Pass(divided(config, shared), 1, context, 2, causal=True, training=True)
+    elsewhere = 1 - 1 / shared
     ends = saved_before_blocks(run) + saved_after_blocks(run)
-    blocks = [saved_by_block(run, layer) for layer in range(config.n_layers)]
-    kept = config.n_layers * run.hidden_states + max(blocks) if recompute else sum(blocks)
+    layers = range(config.n_layers)
+    blocks = [saved_by_block(run, layer) - elsewhere * saved_between(run, layer) for layer in layers]
+    kept = config.n_layers * run.hidden_states / shared + max(blocks) if recompute else sum(blocks)
     return batch * (ends + kept)
 
 
@@ -229,7 +235,7 @@ def plan(
     gathered = 2 * layer * weight_bytes if strategy != "data" and groups > 1 else 0.0
     fits, recompute, memory = False, False, 0.0
     for recompute in (False, True):
-        memory = own * STATE + gathered + saved_bytes(divided(config, shared), group_batch, T, recompute)
+        memory = own * STATE + gathered + saved_bytes(config, group_batch, T, recompute, shared)
         fits = memory <= device.capacity
         if fits:
             break
@@ -242,7 +248,7 @@ def plan(
     else:
         overlapping = _sharded(held, weight_bytes, groups, config.n_layers + 1, _among(shared, device))
         residual_bytes = 2 * group_batch * T * config.d_model
-        blocking = 4 * config.n_layers * all_reduce(residual_bytes, shared, device) * times
+        blocking = (4 * config.n_layers * times + 3) * all_reduce(residual_bytes, shared, device)
         blocking += copies((2 * weight_bytes + 4) * held, groups, device)
         communication = overlapping + blocking
         exposed = max(0.0, overlapping - device.overlap * compute) + blocking
@@ -254,7 +260,7 @@ def plan(
 
 
 def _held(shapes: Mapping[str, tuple[int, ...]], shared: int) -> float:
-    """Return the parameters of one of `shared` devices that divide the layers."""
+    """Return the parameters of one of `shared` devices that divide a model."""
     return sum(math.prod(shape) / (1 if cut_dimension(name) is None else shared) for name, shape in shapes.items())
 
 

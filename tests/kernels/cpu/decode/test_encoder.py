@@ -10,6 +10,7 @@ from glassformer.kernels.cpu.decode import NativeDecoder, NativeEncoder, NativeE
 from glassformer.kernels.cpu.decode import encoder as module
 from glassformer.kernels.toolchain import cxx
 from tests import variants
+from tests.sampled import examples
 from tests.variants import lively, ragged_mask, seq2seq, tokens
 
 pytestmark = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
@@ -35,7 +36,7 @@ def encoded(model, lengths, segments=None):
     return texts, [row[:n] for row, n in zip(states, lengths, strict=True)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.encoders)
 def test_texts_of_unequal_length_equal_the_padded_batch_for_every_known_variant(config):
     model = float_model(config)
@@ -78,7 +79,7 @@ def test_parts_and_lower_precisions_are_near_the_same_states(monkeypatch):
         assert 0 < max(differences) < bound, precision
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(config=variants.seq2seqs)
 def test_an_encoder_decoder_steps_as_torch_for_every_known_variant(config):
     config = c.replace(config, special=c.Special(start=3))

@@ -10,6 +10,7 @@ from glassformer.kernels.cpu.decode.stack import biases, fingerprint, settle, st
 from glassformer.kernels.toolchain import cxx
 from glassformer.model import build
 from tests.kernels.cpu.decode.test_decoder import float_model
+from tests.sampled import examples
 from tests.variants import decoder, seq2seq
 
 pytestmark = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
@@ -62,7 +63,7 @@ def test_packing_happens_once_while_nothing_changes():
 
 
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 31))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_one_bit_of_one_weight_changes_the_mark_and_back_again(place, bit):
     model = marked_model()
     before, (index, at) = fingerprint(model), divmod(place, 7919)
