@@ -105,7 +105,7 @@ CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
         bias=[False],
     ),
     **variant("feedforward", GATED, d_ff=[56], activation=["relu", "gelu", "gelu_tanh", "relu2"], bias=[True]),
-    **variant("feedforward", GATED, limit=[0.1], up_offset=[1.0]),
+    **variant("feedforward", GATED, limit=[0.1], up_offset=[1.0], down_bias=[True]),
     **variant("feedforward", MOE, n_experts=[5], n_active=[1], normalize=[False], expert=[c.Gated(48)]),
     **variant("feedforward", MOE, router=[c.Router(score="sigmoid")], shared=[DENSE]),
     **variant("feedforward", c.MoE(4, 2, c.Dense(48), shared=c.Dense(48)), shared_gate=[True]),
@@ -299,7 +299,13 @@ REFUSED_ON_CPU = {
     *("feedforward", "layer_kinds", "position", "position=alibi.rounded", "attention.latent"),
     *("head", "head.transform", "head.width", "embedding.n_segments", "embedding.width"),
 }
-REFUSED_ON_CUDA = REFUSED | {"attention.d_head", "attention.d_value", "attention.qk_norm", "embedding.norm"}
+REFUSED_ON_CUDA = REFUSED | {
+    "feedforward=gated.down_bias",
+    "attention.d_head",
+    "attention.d_value",
+    "attention.qk_norm",
+    "embedding.norm",
+}
 """Fields of which the kernels refuse a listed value, apart from the fields of variants that they refuse whole."""
 
 

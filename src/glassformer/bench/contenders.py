@@ -106,7 +106,7 @@ def absence(contender: Contender, plan: Plan) -> str | None:
 
 def kinds_of(config: c.ModelConfig) -> set[str]:
     """Return the kinds of a model, as in `Contender.only`."""
-    kinds = {config.kind}
+    kinds = {name for name, kind in c.MODEL_KINDS.items() if isinstance(config, kind)}
     if is_gpt2(config):
         kinds.add("gpt2")
     if is_bert(config):

@@ -51,7 +51,7 @@ def compare_ids(group: Group, reference: list[list[int]], comparable: set[str]) 
     return findings
 
 
-def compare_states(group: Group, reference: list[list[float]], comparable: set[str]) -> list[Finding]:
+def compare_states(group: Group, reference: Sequence[Sequence[float]], comparable: set[str]) -> list[Finding]:
     """Compare means of hidden states with the torch engine's in float32; in other precisions they are reported."""
     findings = []
     size = max(abs(value) for row in reference for value in row)

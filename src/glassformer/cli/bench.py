@@ -128,21 +128,9 @@ def bench(
 
     given = {"nanogpt": nanogpt, "gpt-fast": gpt_fast}
     checkouts = {name: path.expanduser() for name, path in given.items() if path is not None}
-    plan = Plan(
-        task,
-        tuple(against) or ("all",),
-        tuple(precision),
-        batch,
-        prompt,
-        new,
-        rounds,
-        threads,
-        model,
-        layers,
-        cpu_time,
-        checkouts,
-        keep,
-    )
+    peers = tuple(against) or ("all",)
+    sizes = (batch, prompt, new, rounds, threads, model, layers, cpu_time)
+    plan = Plan(task, peers, tuple(precision), *sizes, checkouts, keep)
     choose(plan)  # a wrong name is refused before torch is imported
     from glassformer.bench.run import run
     from glassformer.bench.show import show

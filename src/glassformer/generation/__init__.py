@@ -1,6 +1,6 @@
 """From logits to text: sampling, the decoding loop, beam search."""
 
-from glassformer.generation.encode import encode
+from glassformer.generation.encoding import encode
 from glassformer.generation.loop import Generated, generate, stream
 from glassformer.generation.sampling import Sampling, distribution, draw
 from glassformer.generation.speculate import Acceptance

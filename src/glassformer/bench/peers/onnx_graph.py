@@ -130,7 +130,7 @@ def build_bert(cfg: dict[str, Any], tensors: dict[str, Any]) -> Any:
     Attention, sums with norms, and GELU are the operators to which ONNX Runtime's own optimizer fuses an export.
     """
     graph, eps = Graph(), float(cfg["layer_norm_eps"])
-    fused = {"domain": "com.microsoft"}
+    fused: dict[str, Any] = {"domain": "com.microsoft"}
     prefix = "bert." if "bert.embeddings.word_embeddings.weight" in tensors else ""
     tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     length = graph.op("Shape", "ids", start=1, end=2)

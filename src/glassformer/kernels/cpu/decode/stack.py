@@ -36,7 +36,9 @@ ALLOWED: dict[str, Rule] = {
     "attention.qk_norm": {None, "layer_norm", "rms_norm"},
     **any_values("attention.qk_norm.eps attention.qk_norm.bias attention.qk_norm.weight attention.qk_norm.offset"),
     **any_values("attention.qk_norm_over attention.qk_norm_after_rotation attention.clip attention.softcap"),
-    **any_values("attention.sinks embedding.norm head.softcap feedforward.limit feedforward.up_offset"),
+    **any_values(
+        "attention.sinks embedding.norm head.softcap feedforward.limit feedforward.up_offset feedforward.down_bias"
+    ),
     "feedforward": {"dense", "gated", "none"},
     "feedforward.activation": ACTIVATIONS,
     "position": {"none", "learned", "sinusoidal", "rotary", "alibi", "t5_bias"},

@@ -42,7 +42,7 @@ def encode(
         if tokenizer is None:
             raise ValueError("this model has no tokenizer: pass lists of token ids, or load it from a folder with one.")
         texts = [encode_text(tokenizer, text) for text in given]  # type: ignore[arg-type]
-    ids = [list(text) for text in texts]
+    ids: list[list[int]] = [list(text) for text in texts]  # type: ignore[arg-type]
     if not ids or not all(ids):
         raise ValueError("there is no text, or an empty one: give at least one token for each text.")
     _check_ids(model, ids, segments)
