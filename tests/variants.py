@@ -73,7 +73,13 @@ positions = (
     | rotary
 )
 dense = st.builds(c.Dense, d_ff=st.just(F), activation=activations, bias=st.booleans())
-gated = st.builds(c.Gated, d_ff=st.just(F), activation=activations, bias=st.booleans())
+gated = st.builds(
+    c.Gated,
+    d_ff=st.just(F),
+    activation=activations,
+    bias=st.booleans(),
+    down_bias=st.sampled_from([None, None, True, False]),
+)
 limited = st.builds(c.Gated, d_ff=st.just(F), activation=activations, limit=st.just(0.4), up_offset=st.just(1.0))
 plain_moe = st.builds(
     c.MoE, n_experts=st.just(5), n_active=st.sampled_from([1, 2, 5]), expert=dense | gated, normalize=st.booleans()

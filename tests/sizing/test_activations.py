@@ -3,11 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.model import build
 from glassformer.sizing import training_memory
 from glassformer.sizing.activations import Pass, saved_by_activation, saved_by_norm
+from tests import variants
 
 BATCH, T, SOURCE = 3, 24, 17
 V, D = 53, 24
@@ -85,7 +88,7 @@ CASES = {
 def weigh_saved(config: c.ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all distinct storages that the forward pass saves, parameters and the given token ids left out."""
     model = build(config, dtype=dtype).train()
-    target, source = torch.randint(0, V, (BATCH, T)), torch.randint(0, V, (BATCH, SOURCE))
+    target, source = (torch.randint(0, config.vocab_size, (BATCH, length)) for length in (T, SOURCE))
     given = {p.untyped_storage().data_ptr() for p in model.parameters()}
     given |= {t.untyped_storage().data_ptr() for t in (target, source)}
     held: dict[int, torch.Tensor] = {}
@@ -108,6 +111,13 @@ def test_saved_bytes_are_those_autograd_saves(name, dtype):
     predicted = training_memory(CASES[name], BATCH, T, dtype, source=source).saved
     # Exact: a term that is wrong shows as one tensor too many or too few.
     assert predicted == weigh_saved(CASES[name], getattr(torch, dtype))
+
+
+@settings(max_examples=60)
+@given(variants.decoders | variants.encoders | variants.seq2seqs, st.sampled_from(["float32", "bfloat16"]))
+def test_saved_bytes_of_generated_variants(config, dtype):
+    source = SOURCE if config.kind == "seq2seq" else None
+    assert training_memory(config, BATCH, T, dtype, source=source).saved == weigh_saved(config, getattr(torch, dtype))
 
 
 def test_norms_and_activations_alone():

@@ -71,6 +71,12 @@ CASES = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
     ),
+    "gte": lambda: (hf.GteForMaskedLM, hf.GteConfig(**EVEN, type_vocab_size=3)),
+    "gte, no segments": lambda: (hf.GteForMaskedLM, hf.GteConfig(**EVEN, type_vocab_size=0, hidden_act="silu")),
+    "jina_embeddings_v3": lambda: (
+        hf.JinaEmbeddingsV3ForMaskedLM,
+        hf.JinaEmbeddingsV3Config(**EVEN, type_vocab_size=3, hidden_act="relu"),
+    ),
     "nomic_bert": lambda: (hf.NomicBertForMaskedLM, hf.NomicBertConfig(**EVEN, layer_norm_eps=1e-3, type_vocab_size=3)),
     "eurobert": lambda: (
         hf.EuroBertForMaskedLM,
