@@ -33,4 +33,4 @@ def engine_ids(made: subject.Subject, given: Order) -> list[list[int]]:
 
 
 def nothing():
-    """A mark that nobody looks at."""
+    """A mark that no test reads."""

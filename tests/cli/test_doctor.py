@@ -201,6 +201,7 @@ def test_a_person_sees_the_table_fill_and_a_machine_does_not(capsys, monkeypatch
     assert screen.getvalue().strip("\0") == ""
 
 
+@pytest.mark.slow
 def test_a_report_fits_the_terminal_and_no_line_ends_in_blanks(capsys, monkeypatch):
     subject = f"{ROOT / 'tests/cli/sick_model.py'}:build"
     monkeypatch.setattr("glassformer.cli.doctor.terminal_width", lambda: 80)

@@ -55,6 +55,7 @@ assert not any(name.startswith("glassformer.kernels") for name in sys.modules)
 """
 
 
+@pytest.mark.slow  # tests/test_without_kernels.py imports every module in a copy without the package
 def test_without_the_package_training_still_imports():
     subprocess.run([sys.executable, "-c", BLOCKED], check=True)
 

@@ -15,6 +15,7 @@ def test_a_correct_generate_passes_with_cache_padding_and_draft():
     assert failures(findings) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("id", "name"),
     [
@@ -33,7 +34,7 @@ def test_models_without_generate_and_those_that_sample_are_not_judged():
     assert failures(decoding.greedy_is_greedy(subject_of(nano_style(), kind="decoder"))) == []
 
 
-def test_shortfall_is_zero_for_the_likeliest_token_and_blames_one_place_alone():
+def test_shortfall_is_zero_for_the_most_likely_token_and_blames_one_place_alone():
     subject = subject_of(Copycat())
     with subject.isolated() as isolated:
         tokens = isolated.tokens(1, 2)

@@ -18,7 +18,7 @@ def test_spellings_of_one_fact_are_one_fact():
     assert declared(SimpleNamespace(cfg={"vocab_size": 7})).vocab_size == 7
 
 
-def test_what_is_not_said_is_none():
+def test_what_is_not_declared_is_none():
     empty = declared(object())
     assert empty.vocab_size is None
     assert empty.attention_scale(16) is None
@@ -87,6 +87,6 @@ def test_a_class_is_a_config_and_so_is_an_instance_that_sets_nothing():
         n_layer, n_head = 3, 4
 
     for config in (Config, Config()):
-        said = declared(SimpleNamespace(config=config))
-        assert (said.position_kind, said.whole("n_layers"), said.whole("n_heads")) == ("rotary", 3, 4)
-        assert "method" not in said.raw
+        message = declared(SimpleNamespace(config=config))
+        assert (message.position_kind, message.whole("n_layers"), message.whole("n_heads")) == ("rotary", 3, 4)
+        assert "method" not in message.raw

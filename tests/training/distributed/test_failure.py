@@ -61,7 +61,8 @@ def nothing(agent: subprocess.Popen, event: dict) -> None:
     """Let it run."""
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_run_that_is_stopped_and_loses_a_rank_goes_on(tmp_path, kind):
     corpus(tmp_path)
     parallel = f"machine.parallel={kind}"

@@ -11,7 +11,7 @@ storing.
 No rank ever holds the whole model. It is built without memory (the meta device), sharded, and then filled: fresh
 weights are drawn one tensor at a time, with the numbers that a single process draws; those of a model folder are read
 one at a time. Checkpoints are those of a single process (`pieces`): any number of ranks resumes them, and `gf.load`
-reads them. A run with [lora] still builds its frozen model on every rank.
+reads them. With [lora], frozen weights and adapters are sharded alike, and only adapters have gradients.
 
 With `machine.replicate` there are several copies of the sharded model (HSDP): weights are gathered within a copy, and
 gradients are summed over all of them. With `machine.gather = "bfloat16"` weights travel in half the bytes.
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from glassformer.config.placement import cut_dimension
 from glassformer.model import Model, build
+from glassformer.model.adapters import merged_state
 from glassformer.model.moe import MoE
 from glassformer.training.checkpoint import copy_stored
 from glassformer.training.distributed.context import ContextParallel
@@ -207,7 +208,7 @@ class Sharded(Replicated):
         if not self.is_main:
             return None
         copy = build(model.config, device=self.device)
-        copy.load_state_dict(weights)
+        copy.load_state_dict(merged_state(model, weights))
         return copy
 
 

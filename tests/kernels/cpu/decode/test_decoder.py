@@ -11,6 +11,7 @@ from glassformer.kernels.cpu.decode.decoder import fingerprint, settle, stretche
 from glassformer.kernels.cpu.decode.pack import group_of, packed_as, quantise
 from glassformer.kernels.toolchain import cxx
 from tests import variants
+from tests.sampled import examples
 from tests.variants import decoder, lively, tokens
 
 pytestmark = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
@@ -30,7 +31,7 @@ def relative(found, wanted):
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(config=variants.decoders)
 def test_steps_equal_one_full_pass_for_every_variant_that_is_known(config):
     model = float_model(config)
@@ -43,7 +44,7 @@ def test_steps_equal_one_full_pass_for_every_variant_that_is_known(config):
         assert relative(stepped(model, ids), model(ids)) < 2e-5
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(config=variants.decoders, chunk=st.sampled_from([None, 1, 7, 16, 20]))
 def test_prompts_of_any_length_read_at_once_or_in_chunks_equal_each_alone(config, chunk):
     """Rows of 1 to 45 tokens side by side: products of few and of many vectors, runs that a chunk cuts."""
@@ -87,6 +88,7 @@ def test_every_known_position_scheme_with_and_without_a_window(name, window):
     assert relative(stepped(model, ids), model(ids)) < 2e-5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_threads_and_batch_do_not_change_a_bit(precision):
     """A row of a product is summed by one thread, in one order, for any few vectors."""
@@ -130,6 +132,7 @@ def test_lower_precisions_equal_the_engine_with_the_same_rounded_weights(precisi
 
 # Of 16 tokens and more at once the activations are rounded too: to bfloat16, or to 8 bits of the largest of 64 to 256
 # columns; read 8 at a time they are not, or to 16 bits. A mistake of layout or scale would be as large as the logits.
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("name", ["rotary-halves", "alibi", "learned"])
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_packing_happens_once_while_nothing_changes():
 
 
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 31))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_one_bit_of_one_weight_changes_the_mark_and_back_again(place, bit):
     model = marked_model()
     before, (index, at) = fingerprint(model), divmod(place, 7919)
