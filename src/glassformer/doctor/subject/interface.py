@@ -57,7 +57,7 @@ class Interface:
     library: bool = False
     """The model is, or wraps, a class of Hugging Face's transformers: the library's documented conventions hold."""
     shifts_labels: bool = False
-    """The model declares that it shifts `labels` itself: it is a class of transformers that takes them."""
+    """The model declares that it shifts `labels` itself: it has the interface of transformers, input_ids and labels."""
     mask_dtype: torch.dtype = torch.long
     mask_inverted: bool = False
     target_is_optional: bool = False
@@ -131,7 +131,7 @@ def inspect_call(model: Any, single: bool = False) -> Interface:
         attentions=first(("output_attentions", "return_attention", "need_weights", "return_weights", "return_attn")),
     )
     found.library = isinstance(model, nn.Module) and any(is_pretrained(m) for m in model.modules())
-    found.shifts_labels = is_pretrained(model) and found.labels == "labels"
+    found.shifts_labels = found.labels == "labels" and (is_pretrained(model) or tokens == "input_ids")
     found.target_is_optional = target in AMBIGUOUS and target not in required
     if "return_dict" in names:
         found.flags["return_dict"] = True
