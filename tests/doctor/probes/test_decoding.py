@@ -21,13 +21,27 @@ def test_a_correct_generate_passes_with_cache_padding_and_draft():
     ("id", "name"),
     [
         ("picks_second_last", "decode_select/plain"),
-        ("picks_last_column", "decode_select/padded-right"),
+        ("picks_end_of_shortest", "decode_select/padded-right"),
         ("accepts_one_more", "decode_select/draft"),
         ("generates_from_last_32", "position_train_infer/generate"),
     ],
 )
 def test_each_wrong_choice_is_found_where_it_is_made(id, name):
     assert name in failures(decoding.greedy_is_greedy(buggy(id)))
+
+
+class LastColumn(Decoder):
+    def choose(self, logits, real):
+        return logits[:, -1].argmax(-1, keepdim=True)
+
+
+def test_prompts_may_have_to_be_padded_on_one_side():
+    subject = sound("accepts_one_more")
+    subject.model.__class__ = LastColumn
+    findings = {f.id: f for f in listed(decoding.greedy_is_greedy(subject))}
+    assert failures(findings.values()) == []
+    assert findings["decode_select/padded-left"].passed
+    assert findings["decode_select/padded-right"].evidence["explained"]
 
 
 def test_models_without_generate_and_those_that_sample_are_not_judged():
@@ -88,6 +102,22 @@ def test_what_follows_an_end_of_text_is_not_judged():
         assert failures(decoding.greedy_is_greedy(ended)) == []
         del ended.facts.raw["eos_token_id"]
         assert failures(decoding.greedy_is_greedy(ended)) == ["decode_select/plain"]
+
+
+class Total(Decoder):
+    """The number of tokens goes by another name, and is that of the whole sequence."""
+
+    def generate(self, prompt, max_length):
+        while prompt.shape[1] < max_length:
+            prompt = torch.cat([prompt, self(prompt[:, -self.seen :])[:, -1:].argmax(-1)], 1)
+        return prompt
+
+
+@pytest.mark.parametrize(("seen", "found"), [(200, []), (16, ["position_train_infer/generate"])])
+def test_a_number_of_tokens_under_another_name_is_found_by_trying(seen, found):
+    subject = sound("accepts_one_more")
+    subject.model.__class__, subject.model.seen = Total, seen
+    assert failures(decoding.greedy_is_greedy(subject)) == found
 
 
 def test_shortfall_is_zero_for_the_likeliest_token_and_blames_one_place_alone():

@@ -150,6 +150,10 @@ def _called(model: Any) -> str:
     return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", type(model).__name__)
 
 
+class OneVectorError(CannotExamineError):
+    """A model returned one vector for each sequence."""
+
+
 def is_logits(value: Any, shape: tuple[int, int]) -> bool:
     """A floating tensor (B,T,·)."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and value.shape[:2] == shape
@@ -171,7 +175,7 @@ def find_logits(output: Any, shape: tuple[int, int], vocab_size: int | None = No
     for candidate in _candidates(output):
         if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() in (2, 3):
             if candidate.dim() == 2 and len(candidate) == shape[0] and candidate.shape[1] < (vocab_size or 0):
-                raise CannotExamineError(
+                raise OneVectorError(
                     f"it returns one vector for each sequence, shape {tuple(candidate.shape)}, as a classifier does: "
                     "give a function or module that returns the encoder's output at every position, (B,T,·)."
                 )

@@ -60,14 +60,16 @@ def residual_not_normed(subject: Subject) -> Iterator[Finding]:
         return
     judged = []
     for layer, block in enumerate(recorded(subject, exact=True).anatomy.blocks):
-        q, feed = block.attention.projections.get("q"), block.feed
+        q, feed, merged = block.attention.projections.get("q"), block.feed, block.attention.merged
         tensors = (block.entering, block.joined, block.leaving)
-        if q is None or feed is None or not feed.dense or block.attention.cross or any(t is None for t in tensors):
+        if q is None or feed is None or merged is None or not feed.dense or any(t is None for t in tensors):
             continue
         entering, joined, leaving = (t for t in tensors if t is not None)
         read, down = feed.first[0].read, feed.down.out
-        if not q.read.shape == entering.shape == joined.shape == leaving.shape == read.shape == down.shape:
+        if len({t.shape for t in (q.read, entering, merged.out, joined, leaving, read, down)}) > 1:
             continue
+        if block.attention.cross or distance(joined, entering + merged.out) >= SAME:
+            continue  # the sum after attention was not located
         attention = distance(q.read, entering) < SAME
         from_read, from_stream = (distance(leaving, start + down) < SAME for start in (read, joined))
         if from_read != from_stream:
