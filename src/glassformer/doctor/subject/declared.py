@@ -195,8 +195,8 @@ def declared(model: Any, extra: Mapping[str, Any] | None = None) -> Declared:
         config = None
     ours = _ours(config)
     raw = {**flat(config), **ours}
-    said = {name for name, value in raw.items() if value is not None}
-    raw |= {name: value for name, value in _attributes(model, config is None).items() if name not in said}
+    given = {name for name, value in raw.items() if value is not None}
+    raw |= {name: value for name, value in _attributes(model, config is None).items() if name not in given}
     inner = {} if ours else _inner(raw)
     for name, value in (extra or {}).items():
         raw[name.replace("-", "_")] = value
