@@ -3,6 +3,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 # Developers keep the corpus in ../shared/data. Others set GLASSFORMER_DATA, or the text is downloaded.
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
+# The tests start many processes. With bytecode files, each of them does not compile the package again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: tour test test-all lint types docs site notebooks release-check clean
 

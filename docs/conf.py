@@ -25,7 +25,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
-pygments_style, pygments_dark_style = "friendly", "github-dark"
+pygments_style, pygments_dark_style = "a11y-light", "github-dark"
 
 myst_enable_extensions = ["dollarmath", "html_image"]
 myst_heading_anchors = 4

@@ -11,9 +11,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in the processes that tests start: two workers fill two cores
 os.environ["GLASSFORMER_NATIVE"] = "0"  # the tests run the plain model, unless a test requests the kernels
 
-from tests import annotations
+from tests import annotations, sampled
 
 # Before anything imports them: every annotated shape and dtype in the engine is checked at each call. The modules that
 # take a user's input (generation.loop, generation.feed) are left out: their own error messages are tested there.
@@ -34,9 +35,16 @@ hypothesis.settings.register_profile(
     "suite",
     deadline=None,
     derandomize=True,
+    max_examples=40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
 )
-hypothesis.settings.load_profile("suite")
+hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("suite"), max_examples=100)
+
+
+def pytest_configure(config):
+    """Where the slow tests run too, hypothesis tries more examples."""
+    sampled.thorough = "not slow" not in config.option.markexpr
+    hypothesis.settings.load_profile("thorough" if sampled.thorough else "suite")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -49,9 +57,14 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Before pytest deselects the slow tests."""
+    sampled.mark_the_rest(items)
+
+
 def pytest_collection_finish():
     """Exclude everything that is imported from garbage collection: it stays until the end."""
-    gc.collect()
     gc.freeze()
 
 
@@ -68,11 +81,7 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f"{tests} skipped because {reason}", yellow=True)
 
 
-def pytest_sessionfinish():
-    gc.unfreeze()
-
-
-ENGINE = {"model", "generation", "lens", "reference", "weights", "kernels"}
+ENGINE = {"model", "generation", "lens"}
 """Rooms whose tests execute the shape annotations; the others use the same calls, and would only take longer."""
 
 

@@ -1,4 +1,4 @@
-"""Nothing is lost: a failed write leaves the old file, and nothing beside it."""
+"""Nothing is lost: a failed write leaves the old file, and nothing next to it."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ import pytest
 from glassformer.files import checkpoint_step, flush_folder, model_name, write_atomically
 
 
-def test_an_atomic_write_replaces_the_file_and_leaves_nothing_beside(tmp_path):
+def test_an_atomic_write_replaces_the_file_and_leaves_nothing_next_to_it(tmp_path):
     file = tmp_path / "text.txt"
     for data in (b"old", b"new", b""):
         write_atomically(file, data)
@@ -29,7 +29,7 @@ def test_an_atomic_write_follows_a_link(tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["fsync", "replace", "chmod"])
-def test_an_atomic_write_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path, monkeypatch, victim):
+def test_an_atomic_write_that_fails_leaves_the_old_file_and_nothing_next_to_it(tmp_path, monkeypatch, victim):
     file = tmp_path / "text.txt"
     file.write_bytes(b"old")
 

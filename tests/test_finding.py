@@ -24,10 +24,10 @@ def test_a_skip_is_not_a_pass():
 
 
 def test_text_shows_number_bound_and_reason_and_a_remedy_only_when_needed():
-    good = Finding.judge("cache", 1e-12, 1e-10, "rounding", "mend it")
+    good = Finding.judge("cache", 1e-12, 1e-10, "rounding", "fix it")
     assert good.text() == "pass  cache  1e-12 <= 1e-10  (rounding)"
-    bad = Finding.judge("cache", 1e-3, 1e-10, "rounding", "mend it")
-    assert bad.text() == "fail  cache  0.001 > 1e-10  (rounding)\n      remedy: mend it"
+    bad = Finding.judge("cache", 1e-3, 1e-10, "rounding", "fix it")
+    assert bad.text() == "fail  cache  0.001 > 1e-10  (rounding)\n      remedy: fix it"
     assert "nan is not <= 1" in Finding.judge("x", float("nan"), 1.0, "").text()
 
 

@@ -73,7 +73,13 @@ positions = (
     | rotary
 )
 dense = st.builds(c.Dense, d_ff=st.just(F), activation=activations, bias=st.booleans())
-gated = st.builds(c.Gated, d_ff=st.just(F), activation=activations, bias=st.booleans())
+gated = st.builds(
+    c.Gated,
+    d_ff=st.just(F),
+    activation=activations,
+    bias=st.booleans(),
+    down_bias=st.sampled_from([None, None, True, False]),
+)
 limited = st.builds(c.Gated, d_ff=st.just(F), activation=activations, limit=st.just(0.4), up_offset=st.just(1.0))
 plain_moe = st.builds(
     c.MoE, n_experts=st.just(5), n_active=st.sampled_from([1, 2, 5]), expert=dense | gated, normalize=st.booleans()
@@ -264,8 +270,8 @@ POSITIONS: dict[str, c.Position] = {
     "rotary-llama3": c.Rotary(scaling=c.Llama3Scaling(factor=8.0, original_max_len=32)),
     "alibi": c.Alibi(),
     "t5": c.T5Bias(buckets=8, max_distance=20),
-    "infused-sinusoidal": c.QueryKeyPosition(),
-    "infused-learned": c.QueryKeyPosition(c.Learned(offset=1)),
+    "query-key-sinusoidal": c.QueryKeyPosition(),
+    "query-key-learned": c.QueryKeyPosition(c.Learned(offset=1)),
 }
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from glassformer import config as c
 from glassformer.anatomy import fits
 from glassformer.model.positions import Rotation, apply_rotation, rotary_frequencies
+from tests.sampled import examples
 
 
 def noise(*shape, seed=0):
@@ -25,7 +26,7 @@ def test_a_norm_and_its_eps_are_recovered(kind, eps):
     found = fits.fit_norm(x, y)
     assert found.norm.kind == kind
     assert found.residual < 1e-9
-    assert found.norm.eps == pytest.approx(eps, rel=1e-3) or eps < 1e-9  # 1e-12 beside 0.04 is nothing at all
+    assert found.norm.eps == pytest.approx(eps, rel=1e-3) or eps < 1e-9  # 1e-12 is nothing compared with 0.04 at all
     torch.testing.assert_close(found(x), y)
 
 
@@ -47,7 +48,7 @@ def test_the_unbiased_variance_shows_with_known_weights(outside):
 
 
 @pytest.mark.parametrize("name", fits.ACTIVATIONS)
-def test_every_activation_is_told_from_the_others(name):
+def test_every_activation_is_distinguished_from_the_others(name):
     x, gate = noise(40, 9) * 2, noise(40, 9, seed=1)
     assert fits.fit_activation([x], fits.ACTIVATIONS[name](x)) == (name, 0.0)
     found, left = fits.fit_activation([gate, x], fits.ACTIVATIONS[name](x) * gate)
@@ -55,7 +56,7 @@ def test_every_activation_is_told_from_the_others(name):
     assert name == "no activation" or found == f"{name} of the second projection as gate"
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=examples(20))
 @hypothesis.given(
     st.sampled_from(["halves", "interleaved"]),
     st.sampled_from([100.0, 10000.0, 500000.0]),

@@ -59,7 +59,7 @@ def test_parameters_go_by_their_names_and_shapes_alone_carry_no_tokens():
     assert not any(n.live for n in graph.nodes if n.op == "add")
 
 
-def test_the_surroundings_are_put_back():
+def test_the_patched_functions_are_put_back():
     with elementary(exact=True), Widened():
         assert torch.ones(2).dtype == torch.float64
         assert torch.ones(2, dtype=torch.float32).dtype == torch.float64
@@ -101,7 +101,7 @@ def test_a_write_to_a_view_changes_the_tensor_it_is_a_view_of():
     torch.testing.assert_close(result, read.value @ torch.ones(3, 4))
 
 
-def test_a_write_beside_a_view_leaves_it_alone():
+def test_a_write_next_to_a_view_leaves_it_alone():
     x = torch.rand(2, 3)
 
     def call():
@@ -143,8 +143,12 @@ import sys, torch
 from glassformer.anatomy.record import record
 record(lambda: torch.ones(2) + 1, [], None)
 print("torch._dynamo" in sys.modules)
-import torch._dynamo
-print(len(record(lambda: torch.ones(2) + 1, [], None)[0].nodes) > 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    assert done.stdout.split() == ["False"]
+
+
+def test_recording_works_when_the_compiler_is_imported():
+    import torch._dynamo
+
+    assert record(lambda: torch.ones(2) + 1, [], None)[0].nodes

@@ -57,16 +57,16 @@ PLAN = {"task": "decode", "model": "gpt2", "batch": 1}
         ("float32", 10.0, 12.0, ["pass", "pass"]),
         ("float32", 9.9, 13.0, ["fail", "fail"]),
         ("int8", 10.0, 14.0, ["pass", "pass"]),
-        ("int4", 1.0, 99.0, []),
+        ("int4", 1.0, 99.0, ["fail"]),
     ],
 )
 def test_targets_of_decoding(precision, ours, bandwidth, verdicts):
     findings = judge.targets(PLAN, [group(ours, 10.0, precision, bandwidth)], [])
     assert [str(f.verdict) for f in findings] == verdicts
     for finding in findings:
-        told = judge.sentence(finding)
-        assert ("reached" if finding.passed else "missed by") in told
-        assert "\n" not in told
+        sentence = judge.sentence(finding)
+        assert ("reached" if finding.passed else "missed by") in sentence
+        assert "\n" not in sentence
 
 
 def test_a_batch_has_no_bandwidth_target_and_is_named():
@@ -95,8 +95,20 @@ def test_training_asks_for_more_than_level():
         assert finding.passed is expected
 
 
-def test_other_models_have_no_targets():
-    assert judge.targets({**PLAN, "model": "gpt2_medium"}, [group(1.0, 9.0)], []) == []
+def test_other_models_have_a_ratio_and_no_share_of_the_bandwidth_as_target():
+    (finding,) = judge.targets({**PLAN, "model": "gpt2_medium"}, [group(1.0, 9.0, bandwidth=99.0)], [])
+    assert finding.id == "target:decode:float32"
+    assert judge.targets({**PLAN, "model": "gpt2_medium", "task": "startup"}, [group(1.0, 9.0)], []) == []
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(1e-5, "pass"), (0.1, "fail")])
+def test_hidden_states_are_compared_within_a_bound(apart, verdict):
+    made = group(2.0, 1.0)
+    made.rows[0].ids, made.rows[1].ids = [[1.0, -2.0]], [[1.0, -2.0 + apart]]
+    ours, peer = judge.compare_states(made, [[1.0, -2.0]], set())
+    assert str(ours.verdict) == "pass"
+    assert str(peer.verdict) == verdict
+    assert "apart" in made.rows[1].agrees
 
 
 def test_the_target_of_startup_is_torch_and_the_file():
@@ -124,21 +136,21 @@ def test_a_disturbed_contender_is_neither_reached_nor_missed():
     """A spread of 195 %, whoever has it, makes a ratio meaningless."""
     wild = [1.0, 10.0, 20.5]
     for made in (group(wild, 10.0), group(10.0, wild)):
-        (told,) = sentences([made], task="prefill")
-        assert "not measured:" in told
-        assert "was disturbed: its rounds spread by 195%, more than 50%" in told
-        assert "reached" not in told
-        assert "missed" not in told
+        (sentence,) = sentences([made], task="prefill")
+        assert "not measured:" in sentence
+        assert "was disturbed: its rounds spread by 195%, more than 50%" in sentence
+        assert "reached" not in sentence
+        assert "missed" not in sentence
 
 
 def test_a_disturbed_peer_matters_only_where_it_may_be_the_best():
     made = group(10.0, 8.0)
     made.rows.append(row("slow", [0.5, 1.0, 3.0]))
-    (told,) = sentences([made], task="prefill")
-    assert "reached" in told
+    (sentence,) = sentences([made], task="prefill")
+    assert "reached" in sentence
     made.rows.append(row("may be fast", [0.5, 1.0, 12.0]))
-    (told,) = sentences([made], task="prefill")
-    assert "not measured: may be fast was disturbed" in told
+    (sentence,) = sentences([made], task="prefill")
+    assert "not measured: may be fast was disturbed" in sentence
 
 
 @pytest.mark.parametrize(
@@ -151,14 +163,14 @@ def test_a_disturbed_peer_matters_only_where_it_may_be_the_best():
 )
 def test_a_disturbed_bandwidth_cannot_be_reached(bandwidth, words):
     """Memory that is read slowly by accident makes every contender look near the limit."""
-    told = sentences([group(10.0, 10.0, bandwidth=bandwidth)])[1]
-    assert told.startswith("bandwidth, float32: not measured: ")
-    assert words in told
+    sentence = sentences([group(10.0, 10.0, bandwidth=bandwidth)])[1]
+    assert sentence.startswith("bandwidth, float32: not measured: ")
+    assert words in sentence
 
 
 def test_rounds_that_were_disturbed_now_and_then_do_no_harm():
-    told = sentences([group(10.0, 10.0, bandwidth=[2.0, 12.0, 11.9, 5.0, 12.1])])[1]
-    assert "reached" in told
+    sentence = sentences([group(10.0, 10.0, bandwidth=[2.0, 12.0, 11.9, 5.0, 12.1])])[1]
+    assert "reached" in sentence
 
 
 def test_two_bandwidths_in_one_run_must_agree():
@@ -168,15 +180,15 @@ def test_two_bandwidths_in_one_run_must_agree():
         group(87.0, 80.0, "bfloat16", bandwidth=53.4e9, weight_bytes=4.9e8),
     ]
     compare_bandwidths(groups)
-    told = sentences(groups)
-    assert "memory was read at 9.8 GB/s, and at 53.4 GB/s in another part of the same run" in told[1]
-    assert told[1].startswith("bandwidth, float32: not measured: disturbed")
-    assert "bandwidth, bfloat16: missed" in told[3] or "bandwidth, bfloat16: reached" in told[3]
+    sentence = sentences(groups)
+    assert "memory was read at 9.8 GB/s, and at 53.4 GB/s in another part of the same run" in sentence[1]
+    assert sentence[1].startswith("bandwidth, float32: not measured: disturbed")
+    assert "bandwidth, bfloat16: missed" in sentence[3] or "bandwidth, bfloat16: reached" in sentence[3]
 
 
 def test_too_few_rounds_judge_nothing():
-    (told,) = sentences([group([10.0], [5.0])], task="prefill")
-    assert "not measured: 1 round cannot show" in told
+    (sentence,) = sentences([group([10.0], [5.0])], task="prefill")
+    assert "not measured: 1 round cannot show" in sentence
 
 
 def test_a_disturbed_start_is_not_judged():

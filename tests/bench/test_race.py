@@ -23,15 +23,15 @@ def test_every_contender_is_in_every_position_once():
 def test_rounds_rotate_and_fill_the_rows(tmp_path):
     log = str(tmp_path / "turns")
     entries = [entry(name, log=log, rate=rate) for name, rate in (("a", 10.0), ("b", 20.0), ("c", 30.0))]
-    said = []
-    race(entries, 3, said.append)
+    messages = []
+    race(entries, 3, messages.append)
     turns = [line.split() for line in (tmp_path / "turns").read_text().splitlines()]
     assert [name for _, name in turns] == list("abcbcacab")
     assert [row.rounds for _, row in entries] == [[10.0] * 3, [20.0] * 3, [30.0] * 3]
     assert [row.first for _, row in entries] == [[0.25] * 3] * 3
     assert entries[0][1].version == "1.0"
-    assert "loading a float32" in said
-    assert "round 3 of 3" in said
+    assert "loading a float32" in messages
+    assert "round 3 of 3" in messages
 
 
 def test_the_others_go_on_when_one_dies():

@@ -47,27 +47,27 @@ def test_json_holds_every_round_and_survives_json():
     group = Group("float32", "tokens/s", rows=[row("ours", 1.0, 1.5, ours=True), row("dead", died="gone")])
     found = Finding.judge("same-ids:x", 0, 0, "why")
     result = Result({"task": "decode"}, {"cores": 2}, {"y": "not here"}, [group], [found])
-    told = json.loads(json.dumps(result.to_dict()))
-    first, dead = told["groups"][0]["rows"]
+    facts = json.loads(json.dumps(result.to_dict()))
+    first, dead = facts["groups"][0]["rows"]
     assert (first["rounds"], first["median"], first["low"], first["high"]) == ([1.0, 1.5], 1.25, 1.0, 1.5)
     assert (dead["median"], dead["died"], dead["ratio_to_ours"]) == (None, "gone", None)
-    assert told["missing"] == {"y": "not here"}
-    assert told["findings"][0]["verdict"] == "pass"
+    assert facts["missing"] == {"y": "not here"}
+    assert facts["findings"][0]["verdict"] == "pass"
 
 
 def test_what_was_disturbed_has_a_reason_instead_of_a_figure():
     ours, wild = row("ours", 10.0, 10.0, 10.0, ours=True), row("wild", 1.0, 10.0, 20.5)
     group = Group("float32", "tokens/s", rows=[ours, wild], weight_bytes=10.0)
     group.bandwidth = Bandwidth("memory", "float32", False, [100.0, 300.0, 800.0])
-    told = json.loads(json.dumps(Result({}, {}, {}, [group]).to_dict()))["groups"][0]
-    assert told["rows"][0]["disturbed"] is None
-    assert told["rows"][0]["median"] == 10.0
-    assert told["rows"][0]["ratio_to_best_peer"] is None
-    assert told["rows"][0]["of_bandwidth"] is None
-    assert told["rows"][1]["disturbed"] == "disturbed: its rounds spread by 195%, more than 50%"
-    assert (told["rows"][1]["median"], told["rows"][1]["rounds"]) == (None, [1.0, 10.0, 20.5])
-    assert told["bandwidth_bytes_per_second"] is None
-    assert "fastest rounds of reading memory differ" in told["bandwidth_disturbed"]
+    result = json.loads(json.dumps(Result({}, {}, {}, [group]).to_dict()))["groups"][0]
+    assert result["rows"][0]["disturbed"] is None
+    assert result["rows"][0]["median"] == 10.0
+    assert result["rows"][0]["ratio_to_best_peer"] is None
+    assert result["rows"][0]["of_bandwidth"] is None
+    assert result["rows"][1]["disturbed"] == "disturbed: its rounds spread by 195%, more than 50%"
+    assert (result["rows"][1]["median"], result["rows"][1]["rounds"]) == (None, [1.0, 10.0, 20.5])
+    assert result["bandwidth_bytes_per_second"] is None
+    assert "fastest rounds of reading memory differ" in result["bandwidth_disturbed"]
 
 
 def test_a_missed_target_is_sound_a_wrong_model_is_not():

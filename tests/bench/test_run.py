@@ -20,8 +20,8 @@ def test_a_tiny_model_end_to_end(subject, tmp_path):
         threads=1, model=str(subject.root / "hf"), keep=tmp_path,
     )  # fmt: skip
     result = running.run(plan)
-    told = json.loads(json.dumps(result.to_dict()))
-    (group,) = told["groups"]
+    facts = json.loads(json.dumps(result.to_dict()))
+    (group,) = facts["groups"]
     assert {row["name"] for row in group["rows"]} >= {"glassformer", "glassformer-torch", "transformers"}
     for row in group["rows"]:
         assert row["agrees"] == "the same ids"
@@ -31,7 +31,7 @@ def test_a_tiny_model_end_to_end(subject, tmp_path):
         assert row["first_token_seconds"] > 0
     assert min(group["bandwidth_rounds"]) > 1e7
     assert result.sound
-    assert not any(finding["id"].startswith("target") for finding in told["findings"])  # another model than GPT-2
+    assert not any(finding["id"].startswith("target") for finding in facts["findings"])  # another model than GPT-2
 
 
 real = judge.targets
@@ -39,19 +39,19 @@ real = judge.targets
 
 @pytest.fixture
 def fakes(monkeypatch, fake_processes):
-    """Fake processes; `told[name]` is what that contender shall do, or a function of its order."""
-    told = {}
+    """Fake processes; `orders[name]` is what that contender shall do, or a function of its order."""
+    orders = {}
     real = processes.Worker.load
 
     def load(self):
         import dataclasses
 
-        setting = told.get(self.order.name, {"ids": [[1, 2, 3]]})
+        setting = orders.get(self.order.name, {"ids": [[1, 2, 3]]})
         self.order = dataclasses.replace(self.order, setting=setting(self.order) if callable(setting) else setting)
         return real(self)
 
     monkeypatch.setattr(processes.Worker, "load", load)
-    return told
+    return orders
 
 
 def plan(subject, tmp_path, **changes):
@@ -72,9 +72,9 @@ def test_other_ids_in_float32_make_the_run_unsound(subject, tmp_path, fakes):
 def test_one_that_dies_is_named_and_the_others_are_measured(subject, tmp_path, fakes):
     pytest.importorskip("transformers")
     fakes["transformers"] = {"die_at": 1}
-    said = []
-    result = running.run(plan(subject, tmp_path), said.append)
-    assert "transformers died: MemoryError: all of it is gone" in said
+    messages = []
+    result = running.run(plan(subject, tmp_path), messages.append)
+    assert "transformers died: MemoryError: all of it is gone" in messages
     assert not result.sound
     rows = {row.name: row for row in result.groups[0].rows}
     assert rows["glassformer"].measured

@@ -1,4 +1,4 @@
-"""Cold starts: one process at a time, what cannot be avoided beside them."""
+"""Cold starts: one process at a time, what cannot be avoided next to them."""
 
 import pytest
 

@@ -77,7 +77,7 @@ class Decoder(Transformer):
         return row
 
     def choose(self, logits: Tensor, real: Tensor) -> Tensor:
-        """(B,1): the likeliest token after the last real one of each row."""
+        """(B,1): the most likely token after the last real one of each row."""
         index = torch.arange(real.shape[1], device=real.device)
         last = torch.where(real, index, 0).amax(1)
         return logits[torch.arange(len(logits)), last].argmax(-1, keepdim=True)

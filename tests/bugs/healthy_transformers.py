@@ -126,7 +126,7 @@ LEFT_PADDING_MOVES_POSITIONS = frozenset(
         *("bart", "mbart", "marian", "pegasus"),
     }
 )
-"""Absolute positions that count left padding (of the source) unless told otherwise; measured by test_healthy.py."""
+"""Absolute positions that count left padding (of the source) by default; measured by test_healthy.py."""
 
 
 def build(make: Callable[[], tuple[type, object]]) -> nn.Module:

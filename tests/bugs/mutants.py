@@ -75,7 +75,7 @@ def _one_too_wide(mask: Tensor) -> Tensor:
     return mask | _own(mask).roll(1, -1).triu(mask.shape[-1] - mask.shape[-2] + 1)
 
 
-def _nobody_is_padding(real: Tensor) -> Tensor:
+def _all_are_real(real: Tensor) -> Tensor:
     return torch.ones_like(real)[:, None, None, :]
 
 
@@ -152,7 +152,7 @@ def _over_queries(q, k, v, scale, mask=None, is_causal=False, dropout=0.0, tap=N
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
-    return scores.softmax(-2).nan_to_num(0.0) @ v  # a key that nobody sees has an empty column
+    return scores.softmax(-2).nan_to_num(0.0) @ v  # a key that no query sees has an empty column
 
 
 # positions
@@ -240,7 +240,7 @@ def _without_final_norm(self, *args, **named):
 MUTANTS: dict[str, Mutant] = {
     "mask_flipped": _mutant((Attention, "attend", _viewing(_flipped))),
     "mask_one_too_wide": _mutant((Attention, "attend", _viewing(_one_too_wide))),
-    "padding_seen": _mutant((context, "padding", _nobody_is_padding)),
+    "padding_seen": _mutant((context, "padding", _all_are_real)),
     "scale_one_over_d": _mutant((Attention, "attend", _scaled(lambda width: 1 / width))),
     "no_scale": _mutant((Attention, "attend", _scaled(lambda width: 1.0))),
     "positions_shifted": _mutant((Cache, "append", _one_further)),

@@ -157,7 +157,7 @@ def state_leak(bug: Bug, model: nn.Module) -> float:
 
 @torch.no_grad()
 def position_missing(bug: Bug, model: nn.Module) -> float:
-    """1 when places cannot be told apart: two equal (or one empty) position vectors, or flat scores in layer 0."""
+    """1 when places cannot be distinguished: two equal (or one empty) position vectors, or flat scores in layer 0."""
     same = torch.full((1, 100), 5)
     if model.cfg.position == "learned":
         places = model.embed(same, torch.arange(100)[None])[0] - model.tokens(same)[0]
@@ -224,7 +224,7 @@ def attention_weights(bug: Bug, model: nn.Module) -> float:
 
 
 def head_layout(bug: Bug, model: nn.Module) -> float:
-    """A leak although every attention map is causal; the order of groups shows only beside the twin."""
+    """A leak although every attention map is causal; the order of groups shows only in comparison with the twin."""
     if bug.reference:
         return from_twin(bug, model)
     future = torch.ones(24, 24, dtype=torch.bool).triu(1)

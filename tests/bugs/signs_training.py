@@ -15,7 +15,7 @@ from tests.bugs.watching import inputs
 
 @torch.no_grad()
 def norm_placement(bug: Bug, model: nn.Module) -> float:
-    """How far a block is from input + attention + MLP, each of them on a norm; 1 for a final norm nobody calls."""
+    """Distance of a block from input + attention + MLP, each on a norm; 1 for a final norm that is never called."""
     held: dict[nn.Module, tuple[Tensor, Tensor]] = {}
     model = model.double()
     hooks = [m.register_forward_hook(lambda m, args, out: held.update({m: (args[0], out)})) for m in model.modules()]

@@ -40,6 +40,7 @@ def test_future_tokens_do_not_change_past_logits(name):
     assert probes.future(decoder(name), length=65, attention_mask=torch.ones(2, 65)) == 0
 
 
+@pytest.mark.sample(12)
 @each_design
 @pytest.mark.parametrize("sizes", [(1,), (5, 1), (7, 2), (24,)])
 def test_any_chunking_through_the_cache_equals_one_pass(name, sizes):
@@ -92,6 +93,7 @@ def test_crop_and_reorder_restore_the_state(name):
     assert probes.gap(rest, full[order, 9:]) < BOUND
 
 
+@pytest.mark.sample(4)
 @each_design
 def test_every_way_of_generating_gives_the_same_tokens(name):
     model, other = decoder(name), make(DESIGNS[name], seed=3, warm=6.0).double()
@@ -165,6 +167,7 @@ def test_an_encoder_sees_both_sides_and_no_padding():
         assert probes.neighbours(model) == 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("position", ["learned", "rotary", "sinusoidal", "alibi"])
 def test_an_encoder_decoder_is_causal_cached_and_blind_to_source_padding(position, placement):

@@ -68,6 +68,7 @@ def engine():
     return [{key: value for key, value in vars(target).items() if not key.startswith("__")} for target in TARGETS]
 
 
+@pytest.mark.sample(50)
 @each_mutant
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_mutant_changes_the_logits_it_concerns_and_no_others(name, kind):

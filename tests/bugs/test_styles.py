@@ -18,6 +18,7 @@ def test_there_are_variants_of_every_missed_bug_in_several_styles():
     assert len({v.id for v in VARIANTS}) == len(VARIANTS)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.id)
 @torch.no_grad()
 def test_a_variant_differs_from_its_sound_twin_in_weights_or_logits(variant):
@@ -36,6 +37,7 @@ def test_a_variant_differs_from_its_sound_twin_in_weights_or_logits(variant):
     assert (same and alike) == (variant.bug in INVISIBLE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "variant",
     [v if v.id in QUICKLY else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS],

@@ -38,6 +38,7 @@ def test_ids_are_unique_and_facts_are_in_range():
         assert bug.layer is None or 0 <= bug.layer < len(bug.build().blocks)
 
 
+@pytest.mark.sample(50)
 @each
 def test_the_sign_shows_in_the_sick_model_and_not_in_its_twin_of_the_same_weights(bug):
     sick, well, sign = bug.build(), bug.healthy(), SIGNS[bug.diagnosis]
@@ -59,9 +60,10 @@ def test_every_class_of_sick_model_can_be_copied_and_builds_the_same_again():
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("bug", [b for b in ZOO if b.layer is not None], ids=lambda b: b.id)
 def test_a_bug_with_a_layer_lies_in_that_block_alone(bug):
-    """Mending the block of that number, by its twin's, mends the model (a cache's bug lies outside the blocks)."""
+    """Repairing the block of that number, by its twin's, repairs the model (a cache's bug lies outside the blocks)."""
     sick, well = bug.build(), bug.healthy()
     if sick.cache_class is not well.cache_class:
         assert bug.diagnosis.startswith("cache_")
@@ -120,6 +122,7 @@ SUBTLE = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("id", SUBTLE)
 def test_a_subtle_bug_is_silent_outside_its_condition(id):
     assert SUBTLE[id](by_id(id).build()) < 1e-9

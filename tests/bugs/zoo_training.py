@@ -32,7 +32,7 @@ class UnnormedMLP(Block):
 
 
 def skip_final_norm(model: nn.Module) -> None:
-    """The norm is there and is a parameter; nobody calls it."""
+    """The norm is there and is a parameter; it is never called."""
     model.final_norm, model.norm = model.norm, nn.Identity()
 
 

@@ -88,6 +88,61 @@ FORGETS = """
 """
 """A template that drops the thoughts of earlier answers."""
 
+HERMES = """
+{%- if tools %}{{- '<|im_start|>system\n' }}{%- for tool in tools %}{{- tool | tojson }}{{- '\n' }}{%- endfor %}
+{{- '<|im_end|>\n' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' ~ ('user' if message.role == 'tool' else message.role) }}
+    {%- if message.role == 'tool' %}{{- '\n<tool_response>\n' ~ message.content ~ '\n</tool_response>' }}
+    {%- elif message.content %}{{- '\n' ~ message.content }}{%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {%- set call = call.function %}
+        {{- '\n<tool_call>\n{"name": "' ~ call.name ~ '", "arguments": ' ~ call.arguments | tojson ~ '}' }}
+        {{- '\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+LISTED = """
+{{- bos_token }}
+{%- if tools %}{{- '[INST]' ~ tools | tojson ~ '[/INST]' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '[INST]' ~ message.content ~ '[/INST]' }}
+    {%- elif message.tool_calls is defined and message.tool_calls %}
+        {{- '<turn>[' }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}{{- raise_exception('ids have 9 characters') }}{%- endif %}
+            {{- call.function | tojson }}{{- ', ' if not loop.last }}
+        {%- endfor %}
+        {{- ']' ~ eos_token }}
+    {%- else %}{{- message.content ~ eos_token }}{%- endif %}
+{%- endfor %}
+"""
+BARE = """
+{%- if tools %}{{- tools | tojson }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|header|>' ~ message.role ~ '\n\n' }}
+    {%- if 'tool_calls' in message %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": "' ~ call.name ~ '", "parameters": ' ~ call.arguments | tojson ~ '}' }}
+    {%- else %}{{- message.content }}{%- endif %}
+    {{- '<|eot|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|header|>assistant\n\n' }}{%- endif %}
+"""
+XML = """
+{%- if tools %}{{- tools | tojson }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' ~ message.role ~ '\n' ~ (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}{{- '<function=' ~ call.function.name ~ '>' }}{%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+CALLS = {"hermes": HERMES, "listed": LISTED, "bare": BARE, "xml": XML}
+"""Templates that write calls of tools: in tags, as a list behind a special token, as JSON alone, and not as JSON."""
+
 USER, ANSWER = {"role": "user", "content": "the cat sat?"}, {"role": "assistant", "content": "on the mat. 猫 café"}
 CONVERSATIONS = {
     "one": [USER, ANSWER],

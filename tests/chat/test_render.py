@@ -153,7 +153,7 @@ def test_chatml_is_added_to_any_tokenizer(tmp_path):
     assert load_renderer(folder) is None
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     (folder / "tokenizer_config.json").write_text('{"bos_token": {"content": "!"}, "eos_token": "?"}')
-    assert load_renderer(folder).prompt_text([USER]) == "!the cat sat?"
+    assert load_renderer(folder)._render([USER], answer=True).text == "!the cat sat?"
 
 
 def test_a_character_that_the_vocabulary_lacks_is_named():

@@ -24,3 +24,12 @@ def run_json(capsys, *arguments):
     code, out, _ = run(capsys, *arguments, "--json")
     assert len(out.strip().splitlines()) == 1
     return code, json.loads(out)
+
+
+def has_compiler() -> bool:
+    """Whether the CPU kernels can be compiled here; False where the package `kernels` was removed."""
+    try:
+        from glassformer.kernels.toolchain.cxx import compiler
+    except ImportError:
+        return False
+    return compiler() is not None

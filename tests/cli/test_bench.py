@@ -24,7 +24,7 @@ def fake_processes(monkeypatch):
 
 
 @pytest.mark.usefixtures("fake_processes")
-def test_a_table_a_json_file_and_progress_beside_them(capsys, folder, tmp_path):
+def test_a_table_a_json_file_and_progress_with_them(capsys, folder, tmp_path):
     code, out, err = run(
         capsys, "bench", "decode", "--model", folder, "--against", "gpt-fast", "--precision", "float32", "--prompt", 4,
         "--new", 3, "--rounds", 2, "--json", tmp_path / "b.json", "--keep", tmp_path,
@@ -33,10 +33,10 @@ def test_a_table_a_json_file_and_progress_beside_them(capsys, folder, tmp_path):
     assert "glassformer-torch" in out
     assert "gpt-fast: not measured, give its checkout with --gpt-fast PATH" in out
     assert "round 2 of 2" in err
-    told = json.loads((tmp_path / "b.json").read_text())
-    assert told.keys() == {"command", "format", "plan", "machine", "missing", "groups", "findings"}
-    assert told["plan"] | {"task": "decode", "rounds": 2, "prompt": 4, "new": 3} == told["plan"]
-    row = told["groups"][0]["rows"][0]
+    result = json.loads((tmp_path / "b.json").read_text())
+    assert result.keys() == {"command", "format", "plan", "machine", "missing", "groups", "findings"}
+    assert result["plan"] | {"task": "decode", "rounds": 2, "prompt": 4, "new": 3} == result["plan"]
+    row = result["groups"][0]["rows"][0]
     assert row.keys() == {
         "name", "precision", "ours", "version", "median", "low", "high", "spread", "rounds", "ratio_to_ours",
         "ratio_to_best_peer", "of_bandwidth", "disturbed", "first_token_seconds", "load_seconds", "agrees", "died",

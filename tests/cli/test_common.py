@@ -51,7 +51,7 @@ def test_module_and_broken_pipe():
 @pytest.mark.parametrize(
     ("command", "code", "words"),
     [
-        ("sample ROMEO: --max-new-tokens 20 | true", 141, ""),
+        pytest.param("sample ROMEO: --max-new-tokens 20 | true", 141, "", marks=pytest.mark.slow),
         ("sample --help | true", 141, ""),
         ("size gpt2 --json | true", 141, ""),
         ("size gpt2 >&-", 2, "standard output is closed"),
@@ -93,9 +93,9 @@ OUTSIDE = {
     "a seed of 77 bits": ("sample", "hi", "--seed", 10**23),
     "a negative seed": ("look", "heads", "--seed", -1),
     "a seed that claims cannot take": ("check", "softmax-row-stochastic", "--seed", 10**23),
-    "a penalty that is no number": ("sample", "hi", "--beams", 2, "--length-penalty", "nan"),
+    "a penalty that is not a number": ("sample", "hi", "--beams", 2, "--length-penalty", "nan"),
     "no tokens to train on": ("size", "plan", "--model", "gpt2", "--tokens", 0),
-    "tokens that are no number": ("size", "plan", "--tokens", "nan"),
+    "tokens that are not a number": ("size", "plan", "--tokens", "nan"),
     "a vocabulary of none": ("doctor", "no/subject", "--vocab-size", 0),
 }
 
@@ -138,7 +138,7 @@ def test_another_error_of_the_program_is_not_taken_for_little_memory(monkeypatch
 
 @pytest.fixture
 def closed(tmp_path):
-    """A folder in which nobody can make a file: not even the superuser, where there is a /proc."""
+    """A folder in which no user can make a file, not even the superuser, where there is a /proc."""
     if Path("/proc/self").is_dir():
         yield Path("/proc")
         return
@@ -238,7 +238,7 @@ def test_what_is_not_a_regular_file_is_never_replaced(tmp_path, force):
             check_writable("--json", path, force=force)
 
 
-def test_an_output_that_nobody_named_takes_the_first_free_name(tmp_path):
+def test_an_output_without_a_name_takes_the_first_free_name(tmp_path):
     assert free_name(tmp_path / "a.png", force=False) == tmp_path / "a.png"
     for name in ("a.png", "a-2.png", "tour"):
         (tmp_path / name).touch()
@@ -256,9 +256,9 @@ def test_token_ids_are_separated_by_blanks_or_commas():
 
 def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
     text = "one two three four five six seven\neight nine\n\n  indented words that are too long\nso"
-    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: None)
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda stream: None)
     assert fitted(text) == text
-    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: 20)
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda stream: 20)
     assert fitted(text).splitlines() == [
         "one two three four",
         "five six seven eight",
@@ -279,6 +279,7 @@ REPORTS = (
 """Commands that print a report; `glass size`, `env` and `doctor` have tests of their own."""
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("report", REPORTS)
 def test_a_report_fits_eighty_columns_and_ends_no_line_in_blanks(capsys, monkeypatch, folder, tmp_path, report):
     monkeypatch.chdir(tmp_path)
@@ -336,6 +337,7 @@ def test_ctrl_c_while_torch_is_imported_raises_nothing_into_its_c(monkeypatch):
     assert left
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delay", [0.03, 0.1, 0.2, 0.4, 0.8])
 def test_ctrl_c_at_any_moment_is_quiet(delay):
     code = "import sys; from glassformer.cli import main; print(flush=True); sys.exit(main())"

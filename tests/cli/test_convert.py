@@ -28,9 +28,9 @@ def test_convert_there_and_back(capsys, folder, tmp_path):
 
 def test_convert_refuses_a_folder_of_something_else_before_it_reads_a_model(capsys, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    code, _, said = run(capsys, "convert", "no/such-model", tmp_path)
+    code, _, message = run(capsys, "convert", "no/such-model", tmp_path)
     assert code == 2
-    assert "is not empty and not a model folder" in said
+    assert "is not empty and not a model folder" in message
 
 
 SIZE = {"d_model": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 31, "max_len": 16}
@@ -198,5 +198,5 @@ def test_the_name_of_the_target_must_fit_the_format(capsys, llama, tmp_path):
 def test_a_gguf_file_is_never_converted_onto_itself(capsys, llama, tmp_path, monkeypatch):
     monkeypatch.setattr(check, "is_installed", lambda: False)
     run(capsys, "convert", llama, tmp_path / "m.gguf", "--to", "gguf")
-    said = refused(capsys, tmp_path / "m.gguf", tmp_path / "m.gguf", "--to", "gguf", "--force")
-    assert "the source and the target" in said
+    message = refused(capsys, tmp_path / "m.gguf", tmp_path / "m.gguf", "--to", "gguf", "--force")
+    assert "the source and the target" in message

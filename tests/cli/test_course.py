@@ -45,6 +45,9 @@ def test_a_student_works_through_problems(capsys):
 
 
 def test_hints_have_three_levels_and_new_numbers_begin_again(capsys):
+    levels = [run_json(capsys, "course", "hint", "attention")[1]["level"] for _ in range(4)]
+    assert levels == [1, 2, 3, 3]
+    assert "hint 3 of 3: scores = q @ k.T" in run(capsys, "course", "hint", "attention")[1]
     levels = [run_json(capsys, "course", "hint", "self-weight")[1]["level"] for _ in range(4)]
     assert levels == [1, 2, 3, 3]
     before = run_json(capsys, "course", "show", "self-weight")[1]["statement"]
@@ -135,7 +138,6 @@ def test_other_formats(capsys, tmp_path, format, file):
         ("grade", "name a folder"),
         ("grade nowhere", "is not a folder"),
         ("grade . --due soon", "must be a time"),
-        ("hint attention", "is a coding exercise"),
         ("answer self-weight", "the answer is missing"),
         ("list --problems nowhere", "is not a folder"),
         ("dance", "dance"),

@@ -201,6 +201,7 @@ def test_a_person_sees_the_table_fill_and_a_machine_does_not(capsys, monkeypatch
     assert screen.getvalue().strip("\0") == ""
 
 
+@pytest.mark.slow
 def test_a_report_fits_the_terminal_and_no_line_ends_in_blanks(capsys, monkeypatch):
     subject = f"{ROOT / 'tests/cli/sick_model.py'}:build"
     monkeypatch.setattr("glassformer.cli.doctor.terminal_width", lambda: 80)
@@ -290,6 +291,7 @@ def test_junit_and_json_are_printed(capsys, file):
     assert json.loads(out)["healthy"] is False
 
 
+@pytest.mark.slow
 def test_markdown_has_a_script_that_was_run(capsys, file, monkeypatch):
     monkeypatch.chdir(Path(file).parent)
     code, out, _ = run(capsys, "doctor", f"{Path(file).name}:Constant", "--vocab-size", "5", "--format", "markdown")

@@ -42,17 +42,19 @@ def pair(tmp_path_factory):
     return target
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_writes_a_picture_and_says_what_is_seen(capsys, folder, tmp_path, kind):
     text = PATCH if kind == "patch" else ["--text", "the cat sat on the mat. the cat sat"]
     out = tmp_path / f"{kind}.png"
-    code, said, err = run(capsys, "look", kind, "--model", folder, *text, "--out", out)
+    code, message, err = run(capsys, "look", kind, "--model", folder, *text, "--out", out)
     assert (code, err) == (0, "")
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert said.startswith(f"{out}: ")
-    assert len(said.strip().splitlines()) == 1
+    assert message.startswith(f"{out}: ")
+    assert len(message.strip().splitlines()) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("format", ["svg", "pdf", "html"])
 def test_the_suffix_chooses_the_format(capsys, folder, tmp_path, format):
     out = tmp_path / f"a.{format}"
@@ -62,16 +64,16 @@ def test_the_suffix_chooses_the_format(capsys, folder, tmp_path, format):
 
 def test_json_prints_the_numbers_and_draws_nothing_unless_asked(capsys, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, told = run_json(
+    code, result = run_json(
         capsys, "look", "attention", "--model", folder, "--text", "the cat sat", "--layer", "1", "--head", "2"
     )
     assert code == 0
-    (((rows),),) = told["pattern"]
+    (((rows),),) = result["pattern"]
     assert [sum(row) for row in rows] == pytest.approx([1] * len(rows), abs=1e-5)
-    assert told["queries"] == ["the", " cat", " sat"]
+    assert result["queries"] == ["the", " cat", " sat"]
     assert not list(tmp_path.iterdir())
-    code, told = run_json(capsys, "look", "rank", "--model", folder, "--text", "the cat sat", "--out", "rank.png")
-    assert told["written"] == "rank.png"
+    code, result = run_json(capsys, "look", "rank", "--model", folder, "--text", "the cat sat", "--out", "rank.png")
+    assert result["written"] == "rank.png"
     assert (tmp_path / "rank.png").exists()
 
 
@@ -88,8 +90,8 @@ def test_no_out_is_a_file_named_after_the_kind(capsys, folder, tmp_path, monkeyp
 
 
 def test_ids_are_read_and_shown_as_ids(capsys, folder):
-    _, told = run_json(capsys, "look", "logit-lens", "--model", folder, "--ids", "--text", "5, 6 7")
-    assert told["tokens"] == ["#5", "#6", "#7"]
+    _, result = run_json(capsys, "look", "logit-lens", "--model", folder, "--ids", "--text", "5, 6 7")
+    assert result["tokens"] == ["#5", "#6", "#7"]
 
 
 def test_the_answer_is_a_token_and_has_an_alias(capsys, folder):
@@ -102,28 +104,28 @@ def test_the_answer_is_a_token_and_has_an_alias(capsys, folder):
 
 
 def test_words_of_exotic_tokens(capsys, folder):
-    _, told = run_json(capsys, "look", "logit-lens", "--model", folder, "--text", "猫 😀")
-    assert all(word.startswith("#") or "�" not in word for word in told["tokens"])
-    assert any(word.startswith("#") for word in told["tokens"])  # a token that is no whole character
+    _, result = run_json(capsys, "look", "logit-lens", "--model", folder, "--text", "猫 😀")
+    assert all(word.startswith("#") or "�" not in word for word in result["tokens"])
+    assert any(word.startswith("#") for word in result["tokens"])  # a token that is no whole character
 
 
 def test_an_encoder_and_an_encoder_decoder_are_looked_at(capsys, encoder, pair, tmp_path):
-    _, told = run_json(
+    _, result = run_json(
         capsys, "look", "attention", "--model", encoder, "--text", "the cat sat", "--layer", "0", "--head", "0"
     )
-    assert told["shape"] == [1, 1, 3, 3]
-    _, told = run_json(capsys, "look", "attention", "--model", pair, "--ids", "--text", "5 6 7 8")
-    T = told["shape"][2]
-    assert told["shape"] == [2, 6, T, 4]  # cross-attention of its own answer
-    assert told["queries"][0] == "#3"  # the start token
-    _, told = run_json(capsys, "look", "attention", "--model", pair, "--ids", "--text", "5 6 7 8", "--target", "9 9")
-    assert told["queries"] == ["#3", "#9", "#9"]
+    assert result["shape"] == [1, 1, 3, 3]
+    _, result = run_json(capsys, "look", "attention", "--model", pair, "--ids", "--text", "5 6 7 8")
+    T = result["shape"][2]
+    assert result["shape"] == [2, 6, T, 4]  # cross-attention of its own answer
+    assert result["queries"][0] == "#3"  # the start token
+    _, result = run_json(capsys, "look", "attention", "--model", pair, "--ids", "--text", "5 6 7 8", "--target", "9 9")
+    assert result["queries"] == ["#3", "#9", "#9"]
 
 
 def test_the_bundled_model_is_looked_at_without_a_word(capsys, tmp_path):
-    code, said, _ = run(capsys, "look", "attention", "--out", tmp_path / "a.png")
+    code, message, _ = run(capsys, "look", "attention", "--out", tmp_path / "a.png")
     assert code == 0
-    assert "bard: attention of all 30 heads" in said
+    assert "bard: attention of all 30 heads" in message
 
 
 def test_a_checkpoint_is_named_after_its_run(capsys, folder, tmp_path):
@@ -131,11 +133,11 @@ def test_a_checkpoint_is_named_after_its_run(capsys, folder, tmp_path):
     (checkpoint / "meta.json").write_text('{"step": 200}')
     (tmp_path / "code" / "best").symlink_to("checkpoints/step-00000200")
     (tmp_path / "latest").symlink_to("code")
-    code, said, _ = run(
+    code, message, _ = run(
         capsys, "look", "attention", "--model", tmp_path / "latest" / "best", *CAT, "--out", tmp_path / "a.png"
     )
     assert code == 0
-    assert "code/best: attention of all 8 heads, 2 queries (down) by 2 keys (right)" in said
+    assert "code/best: attention of all 8 heads, 2 queries (down) by 2 keys (right)" in message
     one = ["--model", folder, "--ids", "--text", "5", "--out", tmp_path / "b.png"]
     assert "1 query (down) by 1 key (right)" in run(capsys, "look", "attention", *one)[1]
 
@@ -144,8 +146,8 @@ def test_training_draws_a_run_s_log(capsys, tmp_path):
     events = [{"event": "step", "step": i, "loss": 2.0 - i / 10} for i in range(5)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert run(capsys, "look", "training", "--model", tmp_path, "--out", tmp_path / "t.png")[0] == 0
-    _, told = run_json(capsys, "look", "training", "--model", tmp_path)
-    assert told["training"]["values"][0] == 2.0
+    _, result = run_json(capsys, "look", "training", "--model", tmp_path)
+    assert result["training"]["values"][0] == 2.0
 
 
 def spoilt(folder: Path) -> Path:
@@ -289,9 +291,9 @@ def test_the_training_picture_of_the_gallery_is_made_by_its_two_commands(capsys,
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     short = ["loop.steps=4", "loop.batch=2", "loop.eval_every=2", "loop.eval_batches=1", "probe.every=2"]
     assert run(capsys, *shlex.split(train), *settings(*short))[0] == 0
-    code, said, _ = run(capsys, *shlex.split(look))
+    code, message, _ = run(capsys, *shlex.split(look))
     assert code == 0
-    assert ", and the probes" in said
+    assert ", and the probes" in message
     assert Path(look.split("--out ")[1]).exists()
 
 

@@ -37,6 +37,7 @@ def name(request, hub, tmp_path, monkeypatch):
     return request.param
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     "words",
     [

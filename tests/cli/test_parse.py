@@ -135,11 +135,11 @@ def test_help_in_a_terminal_keeps_its_colours(capsys, monkeypatch):
 def test_every_option_says_in_a_sentence_what_it_does_and_its_default(verb):
     hints = get_type_hints(load(verb), include_extras=True)
     for name, parameter in inspect.signature(load(verb)).parameters.items():
-        (told,) = (mark for mark in hints[name].__metadata__ if hasattr(mark, "help_behavior_hint"))
-        assert told.help[0].isupper(), told.help
-        assert told.help.endswith("."), told.help
+        (result,) = (mark for mark in hints[name].__metadata__ if hasattr(mark, "help_behavior_hint"))
+        assert result.help[0].isupper(), result.help
+        assert result.help.endswith("."), result.help
         if parameter.default in (None, ()):  # others are shown by tyro
-            assert re.search("[Dd]efault:|[Rr]equire", f"{told.help} {told.help_behavior_hint}"), name
+            assert re.search("[Dd]efault:|[Rr]equire", f"{result.help} {result.help_behavior_hint}"), name
 
 
 def test_glass_alone_shows_the_verbs_and_is_exit_2(capsys):
@@ -180,6 +180,7 @@ def test_words_after_two_dashes_are_no_options():
     assert parse(["sample", "--", "--topk"]).keywords["prompt"] == "--topk"
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_imports_its_own_module_and_no_other(verb):
     code = f"""

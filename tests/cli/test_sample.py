@@ -5,8 +5,7 @@ import io
 import pytest
 import torch
 
-from glassformer.cli.env import has_compiler
-from tests.cli.asking import run, run_json
+from tests.cli.asking import has_compiler, run, run_json
 
 
 def test_sample_continues_the_prompt_and_repeats_itself(capsys, folder):
@@ -22,9 +21,9 @@ def test_sample_continues_the_prompt_and_repeats_itself(capsys, folder):
 
 def test_sample_with_a_draft_says_the_same_and_counts(capsys, folder):
     greedy = ["sample", "--model", folder, "the cat", "--max-new-tokens", "20", "--temperature", "0"]
-    _, plain, told = run(capsys, *greedy)
-    assert told.startswith("engine: torch on cpu in float32 (")
-    assert "draft" not in told
+    _, plain, facts = run(capsys, *greedy)
+    assert facts.startswith("engine: torch on cpu in float32 (")
+    assert "draft" not in facts
     code, out, err = run(capsys, *greedy, "--draft", folder, "--draft-tokens", "3")
     assert (code, out) == (0, plain)
     assert "draft: 15 of 15 proposed tokens accepted (100%); 20 tokens in 5 passes of the model\n" in err

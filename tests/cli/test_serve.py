@@ -45,7 +45,7 @@ def test_what_cannot_be_served_is_one_sentence(capsys, arguments, words):
     assert out == ""
 
 
-def test_a_taken_port_is_told(capsys):
+def test_a_taken_port_is_reported(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -63,7 +63,7 @@ def test_the_address_carries_the_token(tmp_path):
     assert serve.page_address(six, 80) == "http://127.0.0.1:80/"
 
 
-def test_it_serves_a_folder_and_ends_in_good_order(tmp_path):
+def test_it_serves_a_folder_and_ends_cleanly(tmp_path):
     from tests import folders
 
     folders.write(tmp_path / "mine")

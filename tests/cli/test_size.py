@@ -78,9 +78,9 @@ def test_the_list_names_every_preset_and_device(capsys):
     assert code == 0
     assert all(name in out for name in presets.ALL)
     assert "mi300x" in out
-    code, told = run_json(capsys, "size", "--list")
+    code, result = run_json(capsys, "size", "--list")
     assert code == 0
-    assert {row["name"] for row in told["presets"]} == set(presets.ALL)
+    assert {row["name"] for row in result["presets"]} == set(presets.ALL)
     for wrong in (["size"], ["size", "gpt2", "--list"], ["size", "--list", "--gpus", "4"]):
         code, out, err = run(capsys, *wrong)
         assert (code, out) == (2, "")
@@ -91,9 +91,9 @@ def test_a_plan_costs_what_the_price_says_and_nothing_without_one(capsys):
     asked = "size", "plan", "--model", "gpt2", "--gpu", "rtx4090", "--gpus", "4"
     _, free = run_json(capsys, *asked)
     assert {row["cost"] for row in free["plans"]} == {None}
-    _, told = run_json(capsys, *asked, "--price", "0.5")
-    assert told["currency"] == "USD"
-    assert told["plans"][0]["cost"] == pytest.approx(told["plans"][0]["hours"] * 4 * 0.5)
+    _, result = run_json(capsys, *asked, "--price", "0.5")
+    assert result["currency"] == "USD"
+    assert result["plans"][0]["cost"] == pytest.approx(result["plans"][0]["hours"] * 4 * 0.5)
     assert "cost in USD" in run(capsys, *asked, "--price", "0.5")[1]
     for price in ("0", "-1", "inf", "nan"):
         code, _, err = run(capsys, *asked, "--price", price)
@@ -103,9 +103,9 @@ def test_a_plan_costs_what_the_price_says_and_nothing_without_one(capsys):
 
 def test_a_plan_takes_model_and_context_of_a_run_file(capsys):
     recipe = ROOT / "recipes" / "bard.toml"
-    _, told = run_json(capsys, "size", "plan", "--model", recipe, "--gpus", 1)
-    assert told["plans"][0]["tokens"] == 8 * 256
-    assert "1,871,040 parameters" in told["title"]
+    _, result = run_json(capsys, "size", "plan", "--model", recipe, "--gpus", 1)
+    assert result["plans"][0]["tokens"] == 8 * 256
+    assert "1,871,040 parameters" in result["title"]
 
 
 def every_output():
@@ -127,6 +127,7 @@ def every_output():
     ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("command", [["env"], *every_output()], ids=" ".join)
 def test_in_a_terminal_of_eighty_columns_no_line_is_longer(capsys, monkeypatch, command):
     monkeypatch.chdir(ROOT)
@@ -137,6 +138,7 @@ def test_in_a_terminal_of_eighty_columns_no_line_is_longer(capsys, monkeypatch, 
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("command", list(every_output()), ids=" ".join)
 def test_no_line_of_a_file_ends_in_blanks(capsys, monkeypatch, command):
     monkeypatch.chdir(ROOT)
@@ -149,9 +151,9 @@ def test_no_line_of_a_file_ends_in_blanks(capsys, monkeypatch, command):
 def test_help_states_units_and_defaults_in_sentences(capsys):
     code, out, _ = run(capsys, "size", "--help")
     assert code == 0
-    told = " ".join(out.replace("│", " ").split())
+    result = " ".join(out.replace("│", " ").split())
     for words in (
         "Tokens in a sequence. Default: that of the run file", "US dollars for one GPU and hour",
         "Optimizer whose state is counted. Default: adamw, or the optimizer of the run file.",
     ):  # fmt: skip
-        assert words in told
+        assert words in result

@@ -32,12 +32,12 @@ def test_a_claim_is_run_and_its_verdict_shown(capsys):
 
 
 def test_chapters_and_sources_choose_claims(capsys):
-    code, told = run_json(capsys, "check", "heads", "--workers", "1")
+    code, result = run_json(capsys, "check", "heads", "--workers", "1")
     assert code == 0
-    assert [c["id"] for c in told["claims"]] == [id for id, c in gf.claims.ALL.items() if c.chapter == "heads"]
-    code, told = run_json(capsys, "check", "--source", "BISHOP 12.3")
-    assert [c["id"] for c in told["claims"]] == ["orthogonal-inputs-fixed-point"]
-    assert told["sources"] == [
+    assert [c["id"] for c in result["claims"]] == [id for id, c in gf.claims.ALL.items() if c.chapter == "heads"]
+    code, result = run_json(capsys, "check", "--source", "BISHOP 12.3")
+    assert [c["id"] for c in result["claims"]] == ["orthogonal-inputs-fixed-point"]
+    assert result["sources"] == [
         {"cite": "Bishop 12.3", "says": "orthogonal inputs => y = x", "verdict": "FALSE", "note": ""}
     ]
     code, out, _ = run(capsys, "check", "--source", "ch13 ex 8")
@@ -45,13 +45,13 @@ def test_chapters_and_sources_choose_claims(capsys):
 
 
 def test_json_is_one_object_with_the_evidence(capsys):
-    code, told = run_json(capsys, "check", ONE, "--seed", "3")
+    code, result = run_json(capsys, "check", ONE, "--seed", "3")
     assert code == 0
-    assert (told["seed"], told["slow"], told["broken"], told["held"]) == (3, False, False, True)
-    (claim,) = told["claims"]
+    assert (result["seed"], result["slow"], result["broken"], result["held"]) == (3, False, False, True)
+    (claim,) = result["claims"]
     assert (claim["verdict"], claim["expected"]) == ("pass", "pass")
     assert {part["evidence"]["kind"] for part in claim["parts"]} == {"exact", "numerical", "erratum"}
-    json.dumps(told, allow_nan=False)
+    json.dumps(result, allow_nan=False)
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_breaking_a_claim_turns_it_and_that_is_success(capsys):
     assert code == 0
     assert "fails" in out
     assert "1 of 1 control made the check fail" in out
-    code, told = run_json(capsys, "check", ONE, "--break")
-    assert (code, told["claims"][0]["verdict"], told["claims"][0]["held"]) == (0, "fail", True)
+    code, result = run_json(capsys, "check", ONE, "--break")
+    assert (code, result["claims"][0]["verdict"], result["claims"][0]["held"]) == (0, "fail", True)
 
 
 def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatch):
@@ -91,8 +91,8 @@ def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatc
             assert words in out
             assert "Traceback" not in out
             assert "1 verdict not as expected" in out
-            code, told = run_json(capsys, "check", "invented")
-            assert (code, told["held"]) == (1, False)
+            code, result = run_json(capsys, "check", "invented")
+            assert (code, result["held"]) == (1, False)
 
 
 def test_a_control_that_does_not_turn_is_exit_1(capsys, monkeypatch):
@@ -106,8 +106,8 @@ def test_a_control_that_does_not_turn_is_exit_1(capsys, monkeypatch):
 
 
 def test_what_trains_is_skipped_as_recorded(capsys):
-    code, told = run_json(capsys, "check", "pe-extrapolation")
-    assert (code, told["claims"][0]["verdict"], told["claims"][0]["expected"]) == (0, "skip", "skip")
+    code, result = run_json(capsys, "check", "pe-extrapolation")
+    assert (code, result["claims"][0]["verdict"], result["claims"][0]["expected"]) == (0, "skip", "skip")
 
 
 def test_explain_prints_the_whole_claim(capsys):
@@ -115,8 +115,8 @@ def test_explain_prints_the_whole_claim(capsys):
     assert code == 0
     for part in ("Statement", "Derivation", "Evidence", "Negative control", "Errata", "E30", "qᵀ R"):
         assert part in out
-    code, told = run_json(capsys, "check", ONE, "--explain")
-    assert told["explained"][ONE].startswith(f"{ONE}: ")
+    code, result = run_json(capsys, "check", ONE, "--explain")
+    assert result["explained"][ONE].startswith(f"{ONE}: ")
 
 
 def test_list_shows_claims_without_running_them(capsys):
@@ -124,15 +124,15 @@ def test_list_shows_claims_without_running_them(capsys):
     assert code == 0
     assert all(id in out for id in gf.claims.ALL)
     assert "Bishop 12.14: ABSENT" in out
-    code, told = run_json(capsys, "check", "--list", "positions")
-    assert {claim["chapter"] for claim in told["claims"]} == {"positions"}
+    code, result = run_json(capsys, "check", "--list", "positions")
+    assert {claim["chapter"] for claim in result["claims"]} == {"positions"}
 
 
 def test_a_figure_is_drawn_for_one_claim(capsys, tmp_path):
     assert run(capsys, "check", ONE, "--figure", tmp_path / "a.svg")[0] == 0
     assert "<svg" in (tmp_path / "a.svg").read_text()
-    _, told = run_json(capsys, "check", ONE, "--figure", tmp_path / "b.png")
-    assert told == {"id": ONE, "written": str(tmp_path / "b.png")}
+    _, result = run_json(capsys, "check", ONE, "--figure", tmp_path / "b.png")
+    assert result == {"id": ONE, "written": str(tmp_path / "b.png")}
 
 
 def test_the_report_is_one_page(capsys, tmp_path):
@@ -182,8 +182,8 @@ def test_without_z3_a_claim_is_not_proved_and_says_what_to_install(capsys, monke
     assert re.search(r"z3 is not installed, so this proof did not run; .* pip install '\S*\[theory\]'", out)
     assert "The badge of 1 claim is lower than recorded" in out
     assert "<strong>verified on stated ranges</strong>" in (tmp_path / "a.html").read_text()
-    code, told = run_json(capsys, *asked)
-    assert (code, told["claims"][0]["badge"]) == (0, "verified on stated ranges")
+    code, result = run_json(capsys, *asked)
+    assert (code, result["claims"][0]["badge"]) == (0, "verified on stated ranges")
     _, out, _ = run(capsys, *asked, "--explain")
     assert "pass · verified on stated ranges ·" in out
     assert "[theory]'" in out
@@ -253,8 +253,8 @@ def test_exercises_are_listed_shown_and_started(capsys, tmp_path):
     code, _, err = run(capsys, "exercise", "rope", "--stub", stub)
     assert (code, stub.read_text()) == (2, "mine")
     assert "exists already" in err
-    code, told = run_json(capsys, "exercise")
-    assert len(told["exercises"]) == len(exercises.ALL)
+    code, result = run_json(capsys, "exercise")
+    assert len(result["exercises"]) == len(exercises.ALL)
     assert run_json(capsys, "exercise", "rope")[1]["function"] == "rope"
 
 
@@ -286,9 +286,9 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
     assert code == 1
     assert "you multiply the logits by tau: divide by it" in out
     file.write_text("def temperature(")
-    code, told = run_json(capsys, "exercise", "temperature", "--grade", file)
-    assert (code, told["result"]) == (2, "ungraded")
-    assert "not valid Python" in told["wrong"][0]
+    code, result = run_json(capsys, "exercise", "temperature", "--grade", file)
+    assert (code, result["result"]) == (2, "ungraded")
+    assert "not valid Python" in result["wrong"][0]
 
 
 @pytest.mark.parametrize(

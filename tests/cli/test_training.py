@@ -84,8 +84,8 @@ def test_train_then_sample_then_resume(capsys, tmp_path):
     assert ", cpu, float32, torch\n" in out
     assert "baselines (nats per token):  uniform" in out
     assert "done: 20 steps" in out
-    told = out.strip().splitlines()[-1]
-    _, _, command = told.partition(": glass ")
+    result = out.strip().splitlines()[-1]
+    _, _, command = result.partition(": glass ")
     assert run(capsys, *shlex.split(command), "--max-new-tokens", "8")[0] == 0  # what it says to type runs as it stands
     code, out, _ = run(capsys, "sample", "--model", tmp_path / "run" / "best", "the cat", "--max-new-tokens", "8")
     assert code == 0
@@ -174,7 +174,7 @@ def test_fields_are_printed_as_the_page_of_the_docs(capsys):
         ("t.bin", b"\xff\xfe\x00", False),
     ],
 )
-def test_a_run_file_is_told_from_a_text_by_suffix_and_content(tmp_path, name, data, is_run):
+def test_a_run_file_is_distinguished_from_a_text_by_suffix_and_content(tmp_path, name, data, is_run):
     assert (read_run_file(written(tmp_path, name, data)) is not None) == is_run
 
 

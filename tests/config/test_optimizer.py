@@ -10,9 +10,10 @@ from glassformer.config.optimizer import TABLE, OptimizerKind, rule_for
 from glassformer.model import build
 from glassformer.training.run import Optim
 from tests import variants
+from tests.sampled import examples
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs)
 def test_every_parameter_matches_exactly_one_row(config):
     for name, p in build(config, device="meta").named_parameters():

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from tests import variants
+from tests.sampled import examples
 
 models = variants.decoders | variants.encoders | variants.seq2seqs
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(config=models)
 def test_dict_and_toml_round_trips_are_exact(config):
     assert c.from_dict(c.to_dict(config)) == config
@@ -39,7 +40,7 @@ plain = st.recursive(
 tables = st.dictionaries(st.from_regex(r"\A[a-z_]{1,6}\Z"), plain, max_size=4)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.dictionaries(st.from_regex(r"\A[a-z_]{1,6}\Z"), plain | tables, max_size=4))
 def test_toml_writer_agrees_with_the_standard_reader(data):
     assert tomllib.loads(c.to_toml(data)) == data

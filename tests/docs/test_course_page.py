@@ -1,5 +1,7 @@
 """The example of a teacher's own problems in docs/course.md works as it is printed."""
 
+import re
+
 from glassformer.theory.course import course
 from tests.cli.asking import run
 from tests.docs.blocks import ROOT, blocks
@@ -30,4 +32,14 @@ def test_the_commands_for_students_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GLASSFORMER_COURSE", str(tmp_path / "course.json"))
     for words in (["list", "--by", "source"], ["next"], ["show", "self-weight"], ["hint", "self-weight"], ["status"]):
         assert run(capsys, "course", *words)[0] == 0
-    assert run(capsys, "course", "answer", "self-weight", "e/(e+9)")[0] in (0, 1)
+    shown = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
+    (answer,) = re.findall(r'glass course answer self-weight "(.+)"', shown)
+    assert run(capsys, "course", "answer", "self-weight", answer)[0] == 0
+
+
+def test_the_answers_of_the_tutorial_get_the_verdicts_that_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GLASSFORMER_COURSE", str(tmp_path / "course.json"))
+    page = (ROOT / "docs" / "tutorials" / "teach.md").read_text(encoding="utf-8")
+    wrong, right = re.findall(r'glass course answer self-weight "(.+)"', page)
+    assert run(capsys, "course", "answer", "self-weight", right)[1].strip() == "right: Right."
+    assert run(capsys, "course", "answer", "self-weight", wrong)[1].splitlines()[0] in page

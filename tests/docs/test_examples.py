@@ -16,6 +16,6 @@ def test_an_example_gives_what_it_shows(name, tmp_path, monkeypatch):
     (tmp_path / "mytext.txt").write_text("the cat sat on the mat. " * 400)
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(gf, name), name, globs={"gf": gf})
     assert test.examples
-    said: list[str] = []
-    result = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(test, out=said.append)
-    assert result.failed == 0, "".join(said)
+    message: list[str] = []
+    result = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(test, out=message.append)
+    assert result.failed == 0, "".join(message)

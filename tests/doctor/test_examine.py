@@ -57,7 +57,7 @@ def test_a_model_that_drops_in_eval_is_muted_and_examined_further():
     assert {f.id for f in exam.findings if f.verdict is Verdict.FAIL} == {"eval_stochastic/dropout"}
 
 
-def test_each_finding_is_told_as_it_is_made_with_its_family():
+def test_each_finding_is_reported_as_it_is_made_with_its_family():
     seen, asked = [], []
 
     def found(finding, family):
@@ -68,7 +68,7 @@ def test_each_finding_is_told_as_it_is_made_with_its_family():
     run(exam, lambda what, done, of: asked.append(what))
     assert [finding for finding, _, _ in seen] == exam.findings
     assert list(dict.fromkeys(family for _, family, _ in seen)) == [n for n in FAMILIES if n in QUICK]
-    # told between the probes, not at the end
+    # reported between the probes, not at the end
     assert len({when for _, _, when in seen}) > 8
 
 

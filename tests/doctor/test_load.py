@@ -63,7 +63,7 @@ def test_each_mistake_is_one_sentence(file, name, words):
     assert "\n" not in str(error.value)
 
 
-def test_missing_and_broken_files_and_modules_are_said(tmp_path):
+def test_missing_and_broken_files_and_modules_are_reported(tmp_path):
     with pytest.raises(CannotExamineError, match="does not exist"):
         resolve(f"{tmp_path}/none.py:x")
     (tmp_path / "bad.py").write_text("1/0")

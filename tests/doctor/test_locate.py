@@ -16,7 +16,7 @@ def test_faults_of_one_layer_are_placed_there(id):
     assert layer_of_fault(buggy(id), [finding]) == bug.layer
 
 
-def test_nothing_is_placed_where_runs_agree_or_nobody_looks():
+def test_nothing_is_placed_where_runs_agree_or_are_not_compared():
     for name in FINDERS:
         assert layer_of_fault(gpt2(), [Finding(f"{name}/probe", Verdict.FAIL)]) is None
     assert layer_of_fault(gpt2(), [Finding("weight_tying/same", Verdict.FAIL)]) is None

@@ -21,6 +21,7 @@ def test_differences_in_convention_are_named(id):
     assert finding.id.split("/")[0] in (bug.diagnosis, *bug.also)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("id", "layer"),
     [
@@ -65,6 +66,7 @@ STYLED = (
 )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("style", "bug"), STYLED)
 def test_what_differs_first_is_named_in_every_style(style, bug):
     module, kind = STYLES[style]

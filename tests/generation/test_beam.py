@@ -52,6 +52,7 @@ PROMPTS = [
 EOS = [7, 11, 13, 17, 19, 23]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", peers.FAMILIES)
 @pytest.mark.parametrize(
     ("beams", "length_penalty", "penalty"), [(1, 1.0, 1.0), (3, 1.0, 1.0), (4, 2.0, 1.0), (2, -1.0, 1.0), (3, 0.0, 1.0)]
@@ -63,6 +64,7 @@ def test_50_ragged_prompts_equal_transformers_token_for_token(family, beams, len
     assert out.new == expected
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", peers.FAMILIES)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_repetition_penalty_equals_transformers(family, beams):

@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(library.cxx.compiler() is None, reason="no C
 
 @pytest.fixture
 def able(monkeypatch):
-    """A machine with all compilers, and nobody who switched the kernels off."""
+    """A machine with all compilers, with the kernels switched on."""
     monkeypatch.delenv("GLASSFORMER_NATIVE")
     monkeypatch.setattr(library.cxx, "compiler", lambda: "c++")
     monkeypatch.setattr(nvrtc, "is_available", lambda: True)
@@ -146,6 +146,7 @@ def test_kernels_that_cannot_be_compiled_are_replaced_by_torch_or_refused(monkey
         library.load.cache_clear()
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_bard_says_the_same_in_both_engines(monkeypatch, dtype):

@@ -22,6 +22,7 @@ def long(config):
     return c.replace(config, max_len=128)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", variants.POSITIONS)
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("n", [16, pytest.param(100, marks=pytest.mark.slow)])
@@ -55,6 +56,7 @@ def test_each_row_of_a_ragged_batch_equals_the_row_alone(config, sampling, beams
     assert together == alone
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("cache", [True, False, "growing"])
 def test_seq2seq_rows_equal_the_row_alone(beams, cache):
@@ -239,7 +241,7 @@ def test_an_encoder_cannot_generate():
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(), Sampling(top_k=3)])
 @pytest.mark.parametrize("wrong", ["one", "all"])
-def test_logits_that_are_no_numbers_are_refused(sampling, wrong):
+def test_logits_that_are_not_finite_are_refused(sampling, wrong):
     model = lively(decoder(head=c.Head(tied=False)))[0]
     with torch.no_grad():
         (model.head.weight[5] if wrong == "one" else model.head.weight).fill_(float("nan"))

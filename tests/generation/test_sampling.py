@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from glassformer.generation.sampling import Sampling, choose, distribution, draw, keep_top_k, keep_top_p
 from glassformer.reference.sampling import distribution as oracle_distribution
+from tests.sampled import examples
 
 samplings = st.builds(
     Sampling,
@@ -21,7 +22,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(sampling=samplings, seed=st.integers(0, 999))
 def test_distribution_equals_oracle(sampling, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +69,7 @@ def test_filters_equal_those_of_transformers():
         assert (ours - theirs.softmax(-1)).abs().max() < 1e-14
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(weights=st.lists(st.integers(1, 30), min_size=2, max_size=7, unique=True), p=st.fractions(Fraction(1, 50), 1))
 def test_nucleus_is_the_smallest_set_that_reaches_p(weights, p):
     """By enumeration of all subsets, in exact rationals; p is kept off the ties where float and rational may part."""

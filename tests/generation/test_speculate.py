@@ -74,6 +74,7 @@ class Half:
         return Proposal([token if i < right else (token + 1) % variants.V for i, token in enumerate(coming)])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", variants.POSITIONS)
 @pytest.mark.parametrize("window", [None, 5])
 @torch.no_grad()
@@ -166,6 +167,7 @@ def drawn(readers, who, sampling, draws=900):
     return counts, accepted / proposed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "who"), [*((name, "a poor draft") for name in SAMPLINGS), ("plain", "lookup")])
 def test_sampled_output_has_the_models_distribution(readers, name, who):
     joint = exact_joint(readers[0], PROMPTS[who], SAMPLINGS[name])
@@ -189,6 +191,7 @@ def forget_proposals(logits, sampling, row, proposed, honest=speculate.probabili
     return (next(honest(logits[i:], sampling, row, [])) for i in range(len(logits)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("broken", "by", "name", "who"),
     [
@@ -233,6 +236,7 @@ def test_no_token_too_many_and_none_beyond_the_context(n, k):
         assert out.finished == ["length"]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("who", ["the same", pytest.param("near", marks=pytest.mark.slow), "lookup"])
 @pytest.mark.parametrize("place", range(2, 9))
 def test_a_stop_inside_an_accepted_block_ends_there(place, who):

@@ -124,13 +124,13 @@ def test_a_draft_is_counted_and_leaves_greedy_text_as_it_is(model, tokenizer, te
 
 def test_a_stop_text_inside_an_accepted_block_is_not_shown(model, tokenizer):
     plain = Continuation(model, tokenizer, "the cat", max_new_tokens=20).run(gf.Sampling(0.0))
-    said = plain["text"][len("the cat") :]
-    stop = said[len(said) // 2 : len(said) // 2 + 3]
+    message = plain["text"][len("the cat") :]
+    stop = message[len(message) // 2 : len(message) // 2 + 3]
     runs = [
         Continuation(model, tokenizer, "the cat", max_new_tokens=20, stop=(stop,), draft=draft).run(gf.Sampling(0.0))
         for draft in (None, model)
     ]
-    assert runs[0]["text"] == runs[1]["text"] == "the cat" + said[: said.index(stop)]
+    assert runs[0]["text"] == runs[1]["text"] == "the cat" + message[: message.index(stop)]
     assert runs[1]["finished"] == "stop"
 
 

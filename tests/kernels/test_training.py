@@ -48,7 +48,8 @@ def test_every_entry_is_complete():
 def test_only_one_place_changes_the_class_of_a_module():
     places = []
     for path in (ROOT / "src" / "glassformer").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "__class__" in text else ():
             targets = node.targets if isinstance(node, ast.Assign) else []
             if any(isinstance(t, ast.Attribute) and t.attr == "__class__" for t in targets):
                 places.append(path.relative_to(ROOT / "src" / "glassformer").as_posix())
@@ -79,6 +80,15 @@ def test_a_module_is_replaced_once_and_kernels_without_a_module_are_not_reported
     assert type(attention).__name__ == "Float8Attention"
     assert attention.kernel is training.causal.attend
     assert list(model.state_dict()) == names
+
+
+def test_with_frozen_parameters_only_attention_is_replaced(monkeypatch):
+    """The other kernels compute the gradient of every matrix, and know no adapters."""
+    monkeypatch.setattr(training.cxx, "register_bits", lambda: 512)
+    monkeypatch.setattr(training.cxx, "is_intel", lambda: False)
+    monkeypatch.setattr(training.cxx, "compiler", lambda: "c++")
+    assert len(choose_training_kernels(GPT2, TrainingRequest(CPU))) == 3
+    assert choose_training_kernels(GPT2, TrainingRequest(CPU, frozen=True)) == ["native attention"]
 
 
 def test_float8_without_a_gpu_is_refused_with_the_remedy():

@@ -339,6 +339,7 @@ def agrees(name):
 needs_compiler = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
 
 
+@pytest.mark.sample(45)
 @needs_compiler
 @pytest.mark.usefixtures("_every_machine")
 @pytest.mark.parametrize("name", CHANGES)

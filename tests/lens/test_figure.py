@@ -19,6 +19,7 @@ def picture(title="A line"):
     return figure
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_format_is_written_and_is_the_same_bytes_again(tmp_path, format):
     first = picture().save(tmp_path / f"a.{format}").read_bytes()

@@ -24,6 +24,7 @@ from glassformer.model import build
 from glassformer.training import open_session, read_run, train
 from glassformer.training.probes import read_curves
 from tests import variants
+from tests.sampled import examples
 
 
 @functools.lru_cache
@@ -92,7 +93,7 @@ def test_the_compact_circuit_is_right_on_every_input_with_margin_half_p(p):
     assert found.largest_margin == pytest.approx(p / 2, rel=1e-12)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(p=st.sampled_from([5, 7, 11, 13, 17, 31]), data=st.data())
 def test_for_a_prime_any_frequencies_do(p, data):
     frequencies = data.draw(st.lists(st.integers(1, p - 1), min_size=1, max_size=4, unique=True))
@@ -120,7 +121,7 @@ def test_a_pure_wave_has_one_frequency_and_power_is_a_share(p):
     assert fourier(wave + 5).share == pytest.approx(1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(p=st.integers(3, 20), seed=st.integers(0, 99))
 def test_powers_are_those_of_a_hand_made_transform_and_obey_parseval(p, seed):
     x = np.random.default_rng(seed).standard_normal((p, 3))

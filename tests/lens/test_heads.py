@@ -232,9 +232,9 @@ def test_padding_in_a_text_changes_no_score(side):
     pad = torch.zeros(1, 4, dtype=torch.long)
     padded = torch.cat([pad, text] if side == "left" else [text, pad], dim=1)
     alone = h.head_table(model, text, rows=1)
-    beside = h.head_table(model, padded, ragged_mask([9], 13, side), rows=1)
+    padded_table = h.head_table(model, padded, ragged_mask([9], 13, side), rows=1)
     for name in ("text_entropy", "text_relative_entropy", "text_distance", "text_first_token"):
-        torch.testing.assert_close(alone.score(name), beside.score(name), atol=1e-12, rtol=0)
+        torch.testing.assert_close(alone.score(name), padded_table.score(name), atol=1e-12, rtol=0)
 
 
 def test_random_rows_start_with_bos_where_there_is_one_and_avoid_special_ids():
@@ -292,7 +292,7 @@ def test_bad_input_is_refused_in_a_sentence(call, message):
 
 
 def gpt2_shaped_circuit():
-    """The hand-built circuit inside GPT-2's shape: each number beside its negative, so that LayerNorm's mean is zero;
+    """The hand-built circuit inside GPT-2's shape: each number next to its negative, so that LayerNorm's mean is zero;
     an empty feed-forward; a second head in each layer that attends at random and writes nothing."""
     small = as_model(60, 42)
     width, n = small.config.d_model, small.config.d_head
@@ -319,6 +319,7 @@ def gpt2_shaped_circuit():
     return model
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")  # TransformerLens' own
 @pytest.mark.parametrize("kind", ["circuit", "random"])
 def test_induction_agrees_with_transformer_lens(tmp_path, kind):

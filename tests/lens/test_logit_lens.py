@@ -15,12 +15,13 @@ from glassformer.lens.sites import LensError
 from glassformer.lens.trace import trace
 from glassformer.training.data import tokenizer
 from tests import variants
+from tests.sampled import examples
 from tests.variants import lively, tokens
 
 TEXT = Path(os.environ.get("GLASSFORMER_DATA") or "nowhere") / "tinyshakespeare.txt"
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs)
 def test_the_last_depth_is_the_models_own_output(config):
     model, _ = lively(config)
@@ -77,6 +78,7 @@ def test_a_tuned_lens_learns_what_a_constant_last_block_adds():
     assert tuned < 0.15 * plain  # 0.279 and 0.019 measured
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TEXT.exists(), reason="the Shakespeare corpus is not here: set GLASSFORMER_DATA")
 def test_tuning_lowers_the_divergence_of_bard_on_held_out_text_at_every_layer():
     model = gf.load("bard", dtype="float32")

@@ -21,6 +21,7 @@ from glassformer.lens.residual import FrozenNorm, attribute_logits, head_outputs
 from glassformer.lens.sites import LensError, sites_of
 from glassformer.lens.trace import trace
 from tests import variants
+from tests.sampled import examples
 from tests.variants import lively, ragged_mask, tokens
 
 
@@ -30,7 +31,7 @@ def run(config, rows=2):
     return model, tokens(rows, 7), extra
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs, data=st.data())
 def test_patching_with_own_values_changes_nothing_bit_for_bit(config, data):
     model, ids, extra = run(config)
@@ -176,7 +177,7 @@ def test_effects_of_keys_of_whole_heads_and_of_an_encoder_decoder():
     assert found.effects[0].tolist() == pytest.approx([0, 0, 0, 1, 0, 0, 0], abs=1e-9)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(placement=st.sampled_from(["pre", "parallel"]), norm=variants.norms, head=variants.heads)
 def test_the_direct_path_with_a_frozen_norm_is_direct_logit_attribution(placement, norm, head):
     head = c.Head(tied=head.tied, bias=head.bias, scale=head.scale)

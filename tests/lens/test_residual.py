@@ -12,6 +12,7 @@ from glassformer.lens.sites import LensError, sites_of
 from glassformer.lens.trace import trace
 from glassformer.model.layers import build_norm
 from tests import variants
+from tests.sampled import examples
 from tests.variants import lively, ragged_mask, tokens
 
 
@@ -22,7 +23,7 @@ def run(config, seed=0):
     return model, tokens(2, 7), extra
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs, data=st.data())
 def test_contributions_sum_to_the_stream_at_every_depth(config, data):
     model, ids, extra = run(config)
@@ -36,7 +37,7 @@ def test_contributions_sum_to_the_stream_at_every_depth(config, data):
     assert len(set(result.names)) == len(result.names) == len(result.parts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs, difference=st.booleans())
 def test_attribution_sums_to_the_logit(config, difference):
     model, ids, extra = run(config)

@@ -11,12 +11,13 @@ from glassformer.lens.sites import MissingSite, site_name, sites_of
 from glassformer.lens.trace import trace
 from glassformer.model.context import Tap
 from tests import variants
+from tests.sampled import examples
 from tests.variants import lively, tokens
 
 DECODER, SEQ2SEQ = variants.decoder(), variants.seq2seq()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs)
 def test_the_list_of_sites_is_what_a_run_passes(config):
     model, _ = lively(config)
@@ -37,7 +38,7 @@ def test_the_list_of_sites_is_what_a_run_passes(config):
     assert [(site.name, site.shape) for site in seen.sites.values()] == met
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(config=variants.decoders)
 def test_shapes_in_letters_are_the_shapes_in_numbers(config):
     model, _ = lively(config)
@@ -106,7 +107,7 @@ def test_a_site_that_is_not_there_is_refused_with_the_reason(config, site, sente
     assert "\n" not in str(refused.value)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs)
 def test_every_site_starts_with_the_name_of_its_module(config):
     """blocks.3.attention.pattern belongs to the module blocks.3.attention, blocks.3.resid_pre to blocks.3."""

@@ -135,3 +135,27 @@ def test_quantized_matrices_are_not_kept_twice():
     model = adapted(quantized=True)
     assert not any(name.endswith("attention.q.weight") for name in model.state_dict())
     assert model.decoder.blocks[0].attention.q.quantized.codes.numel() == 128
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_function_computes_what_its_parts_compute(bias, monkeypatch):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(7, 5, bias=bias, dtype=torch.float64)
+    adapter = Adapter(torch.randn(3, 7, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64), 0.7)
+    x = torch.randn(2, 4, 7, dtype=torch.float64, requires_grad=True)
+    adapted = AdaptedLinear(layer, adapter, torch.nn.Parameter(adapter.A), 0.0, quantized=False)
+    weight = torch.randn(2, 4, 5, dtype=torch.float64)
+
+    def run():
+        out = adapted(x)
+        return out, *torch.autograd.grad((out * weight).sum(), (x, adapted.lora_A, adapted.lora_B))
+
+    assert adapted._is_one_function(x)
+    found = run()
+    with torch.no_grad():  # an input without a gradient, and a single vector
+        torch.testing.assert_close(adapted(x[0, 0]), found[0][0, 0])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not adapted._is_one_function(x)
+    monkeypatch.setattr(AdaptedLinear, "_is_one_function", lambda self, x: False)
+    for ours, parts in zip(found, run(), strict=True):
+        torch.testing.assert_close(ours, parts, rtol=1e-12, atol=1e-12)

@@ -9,6 +9,7 @@ from glassformer import config as c
 from glassformer.model.attention import Attention, explicit_attention
 from glassformer.model.context import AttentionContext
 from tests import variants
+from tests.sampled import examples
 from tests.variants import lively, ragged_mask, tokens
 
 
@@ -26,7 +27,7 @@ class Wanting:
         return any(site.endswith(s) for s in self.sites)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.decoders | variants.encoders, padding=st.sampled_from([None, "left", "right"]))
 def test_explicit_path_equals_fused_path(config, padding):
     model, _ = lively(config)
@@ -64,7 +65,7 @@ def test_query_head_h_reads_group_h_div_sharing(groups):
     assert torch.allclose(out, expected.double().view(1, heads, 1, 1).expand_as(out), atol=1e-14)
 
 
-def test_scores_are_scaled_by_one_over_sqrt_k_unless_told():
+def test_scores_are_scaled_by_one_over_sqrt_k_by_default():
     for scale, expected in [(None, 0.5), (1.0, 1.0), (0.37, 0.37)]:
         attention = Attention(variants.decoder(attention=c.Attention(n_heads=6, d_head=4, scale=scale)))
         assert attention.scale == expected

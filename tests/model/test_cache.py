@@ -19,6 +19,7 @@ def new_cache(model, kind, capacity=20, slack=0):
     return model.new_cache("static" if kind == "fixed" else kind, capacity, slack, fixed=kind == "fixed")
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", variants.POSITIONS)
@@ -38,6 +39,7 @@ def test_crop_then_go_on_equals_never_having_gone_there(name, padded, kind):
     assert (rest - model(ids, mask=mask)[:, 8:]).abs().max() <= 1e-12
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", variants.POSITIONS)
 @torch.no_grad()

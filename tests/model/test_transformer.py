@@ -15,6 +15,7 @@ from glassformer.model import build, masks, n_parameters
 from glassformer.model.transformer import distribution
 from glassformer.reference import encode, forward, forward_seq2seq, loss_and_gradients, pool, prefix_mask, shapes
 from tests import variants
+from tests.sampled import examples
 from tests.variants import lively, ragged_mask, tokens
 
 # Two float64 implementations of two layers of width 14 differ by summation order alone: measured at most 3e-14 here.
@@ -28,7 +29,7 @@ def difference(engine: torch.Tensor, oracle: np.ndarray, mask: torch.Tensor | No
     return float((delta if mask is None else delta[mask]).max())
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(config=variants.decoders, padding=paddings, seed=st.integers(0, 99))
 def test_decoder_equals_oracle(config, padding, seed):
     model, params = lively(config, seed)
@@ -37,7 +38,7 @@ def test_decoder_equals_oracle(config, padding, seed):
     assert difference(model(ids, mask=mask), forward(config, params, ids, mask=mask), mask) <= BOUND
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.encoders, padding=paddings, seed=st.integers(0, 99))
 def test_encoder_equals_oracle(config, padding, seed):
     model, params = lively(config, seed)
@@ -52,7 +53,7 @@ def test_encoder_equals_oracle(config, padding, seed):
         assert difference(model.pool(torch.from_numpy(hidden)), pool(config, params, hidden)) <= BOUND
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.seq2seqs, padding=paddings, seed=st.integers(0, 99))
 def test_seq2seq_equals_oracle(config, padding, seed):
     model, params = lively(config, seed)
@@ -63,7 +64,7 @@ def test_seq2seq_equals_oracle(config, padding, seed):
     assert difference(model(source, target, source_mask=source_mask, mask=mask), expected, mask) <= BOUND
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     config=variants.decoders,
     padding=paddings,
@@ -89,7 +90,7 @@ def test_cached_steps_equal_oracle(config, padding, kind, cuts, seed):
     assert difference(torch.cat(steps, dim=1), expected, mask) <= BOUND
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(config=variants.seq2seqs, kind=st.sampled_from(["growing", "static", "fixed"]), seed=st.integers(0, 99))
 def test_cached_seq2seq_steps_equal_oracle(config, kind, seed):
     model, params = lively(config, seed)
@@ -133,7 +134,7 @@ def test_dropping_the_causal_mask_is_the_only_change_between_decoder_and_encoder
     assert (decoder(ids) - encoder(ids)).abs().max() > 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(config=variants.decoders, seed=st.integers(0, 99))
 def test_future_tokens_do_not_change_past_logits(config, seed):
     """Exactly, when shapes are equal: a masked score is -inf and its weight 0, so the future enters no sum."""
@@ -148,7 +149,7 @@ def test_future_tokens_do_not_change_past_logits(config, seed):
     assert (before - after).abs().max() <= bound
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(config=variants.decoders, side=st.sampled_from(["left", "right"]))
 def test_padding_content_is_inert(config, side):
     model, _ = lively(config)
@@ -157,7 +158,7 @@ def test_padding_content_is_inert(config, side):
     assert (model(ids, mask=mask) - model(junk, mask=mask))[mask].abs().max() <= 1e-12
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.decoders, padding=paddings, seed=st.integers(0, 99))
 def test_autograd_equals_the_hand_derived_gradients(config, padding, seed):
     """Every parameter's gradient of the next-token loss, relative to the largest entry of any of them."""
@@ -247,7 +248,7 @@ def test_seq2seq_decoder_without_memory_says_so():
         model.decode(tokens(1, 3), None)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(config=variants.decoders | variants.encoders | variants.seq2seqs)
 def test_names_and_shapes_are_the_documented_ones(config):
     """The oracle states the shapes of docs/shapes.md on its own; the engine must have exactly those."""

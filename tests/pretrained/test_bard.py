@@ -1,4 +1,4 @@
-"""The bundled model is small, comes with its recipe, and has the loss that is written beside it."""
+"""The bundled model is small, comes with its recipe, and has the loss that is written next to it."""
 
 import json
 import os

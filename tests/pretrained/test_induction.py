@@ -1,4 +1,4 @@
-"""The bundled induction model does what is written beside it, by the heads the lens finds; one layer cannot."""
+"""The bundled induction model does what is written next to it, by the heads the lens finds; one layer cannot."""
 
 import json
 from pathlib import Path

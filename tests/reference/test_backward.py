@@ -98,6 +98,7 @@ VARIANTS: dict[str, gf.DecoderConfig] = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 def test_gradients_equal_finite_differences(config: gf.DecoderConfig) -> None:
     assert_decoder_gradients(config)
@@ -154,6 +155,7 @@ def test_encoder_gradients_equal_finite_differences(position: gf.Position) -> No
     assert_decoder_gradients(config, np.array([[True] * 5, [True, True, True, False, False]]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("position", [gf.T5Bias(8, 11), gf.Learned()])
 def test_encoder_decoder_gradients_equal_finite_differences(placement: Any, position: gf.Position) -> None:

@@ -65,6 +65,7 @@ def likely(written: list[int], count: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(reversed(written)))[:count]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("length_penalty", PENALTIES)
 @pytest.mark.parametrize("n_eos", [0, 1, 3])
 def test_beam_equals_transformers_gpt2(length_penalty: float, n_eos: int) -> None:
@@ -87,6 +88,7 @@ def test_beam_equals_transformers_gpt2(length_penalty: float, n_eos: int) -> Non
     assert (early > 0) == (n_eos > 0)  # the cases do exercise an early end
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("length_penalty", PENALTIES)
 def test_beam_equals_transformers_t5(length_penalty: float) -> None:
     source, n = [3, 1, 4, 1, 5, 9], 7

@@ -21,20 +21,20 @@ def test_a_summary_is_one_sentence_or_more_without_the_count(name):
 
 def test_text_page_and_dict_list_the_same():
     found = Catalogue()
-    told = found.to_dict()
-    assert [row["name"] for row in told["presets"]] == list(presets.ALL)
-    assert [row["name"] for row in told["devices"]] == list(DEVICES)
+    result = found.to_dict()
+    assert [row["name"] for row in result["presets"]] == list(presets.ALL)
+    assert [row["name"] for row in result["devices"]] == list(DEVICES)
     text, page = found.text(), found.page()
-    for row in told["presets"]:
+    for row in result["presets"]:
         assert row["parameters"] == count(presets.get(row["name"]))
         assert re.search(rf"^  {row['name']} +{row['parameters']:,}   {re.escape(row['summary'])}$", text, re.MULTILINE)
         assert f"| `{row['name']}` | {row['parameters']:,} | {row['summary']} |" in page
-    for row in told["devices"]:
+    for row in result["devices"]:
         figures = rf"{row['peak_flops'] / 1e12:,.4g} +{row['memory_gb']} +{row['bandwidth'] / 1e9:,.0f} "
         assert re.search(rf"^  {row['name']} +{figures}", text, re.MULTILINE)
         assert row["source"] in text
         assert row["source"] in page
-    assert [row["name"] for row in told["devices"] if row["measured"]] == ["h200"]
+    assert [row["name"] for row in result["devices"] if row["measured"]] == ["h200"]
 
 
 def test_what_was_not_measured_is_called_assumed():

@@ -11,6 +11,7 @@ from glassformer.config import Attention, Dense, Gated, Head, Latent, LayerKind,
 from glassformer.model import build
 from glassformer.sizing import active, attended_pairs, decode_flops, flops
 from tests import variants
+from tests.sampled import examples
 
 SMALL = {"n_layers": 2, "d_model": 48, "d_ff": 100, "vocab_size": 91, "dropout": 0.0}
 CASES = {
@@ -70,7 +71,7 @@ def test_seen_pairs_equals_counting_them(T, window, causal):
 
 
 @given(variants.decoders, st.integers(1, 40))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_decoding_token_by_token_costs_what_the_masked_pass_costs(config, T):
     """Each query meets each visible key once, cached or not: the sums agree exactly, part by part."""
     if config.attention.latent is not None:

@@ -1,4 +1,4 @@
-"""A formula on the sheet has the value it stands beside, for every variant."""
+"""A formula on the sheet has the value next to it, for every variant."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +8,7 @@ from glassformer.config import ModelConfig, presets
 from glassformer.sizing import count_by_part, flops
 from glassformer.sizing.formulas import flop_formulas, formula, letters, parameter_formulas, widths
 from tests import variants
+from tests.sampled import examples
 
 CONFIGS = (
     variants.decoders | variants.encoders | variants.seq2seqs | st.sampled_from([p() for p in presets.ALL.values()])
@@ -15,7 +16,7 @@ CONFIGS = (
 
 
 @given(CONFIGS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_parameter_formulas_have_the_value_of_the_count(config: ModelConfig):
     counts = count_by_part(config)
     formulas = parameter_formulas(config)
@@ -23,7 +24,7 @@ def test_parameter_formulas_have_the_value_of_the_count(config: ModelConfig):
 
 
 @given(CONFIGS, st.integers(1, 7), st.integers(1, 50), st.integers(1, 50))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_flop_formulas_have_the_value_of_the_count(config: ModelConfig, batch, context, source):
     work = flops(config, batch, context, source if config.kind == "seq2seq" else None)
     formulas = flop_formulas(config, batch, work.context, work.source)

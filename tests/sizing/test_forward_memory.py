@@ -34,9 +34,9 @@ PREFILL = {
     "t5 bfloat16": (T5, 4, 96, 256, "bfloat16"),
     "window float32": (MISTRAL, 4, 256, None, "float32"),
     "alibi float32": (BLOOM, 2, 256, None, "float32"),
-    "attention only, infused float32": (BARE, 4, 256, None, "float32"),
-    "attention only, infused, post float32": (c.replace(BARE, placement="post"), 4, 256, None, "float32"),
-    "infused, trained float32": (TRAINED, 4, 256, None, "float32"),
+    "attention only, query/key positions float32": (BARE, 4, 256, None, "float32"),
+    "attention only, query/key positions, post float32": (c.replace(BARE, placement="post"), 4, 256, None, "float32"),
+    "query/key positions, trained float32": (TRAINED, 4, 256, None, "float32"),
     "values of another width float32": (c.replace(GPT, d_value=48), 2, 256, None, "float32"),
     "factorized embedding, shared blocks float32": (ALBERT, 4, 256, None, "float32"),
     "projection before positions float32": (PROJECTED, 4, 256, None, "float32"),
@@ -45,6 +45,7 @@ PREFILL = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", PREFILL)
 def test_prefill_peak(name):
     config, batch, T, S, dtype = PREFILL[name]
@@ -60,7 +61,7 @@ def test_prefill_peak(name):
         measured = weigh(model) + live_peak(prefill)
     predicted = inference_memory(config, batch, T, dtype, source=S)
     assert predicted.prefill_peak == pytest.approx(measured, rel=WITHIN[dtype])
-    # and without the weights, which nobody could get wrong
+    # and without the weights, which are known exactly
     weights = predicted.weights
     assert predicted.prefill_peak - weights == pytest.approx(measured - weights, rel=WITHIN[dtype])
 
@@ -71,10 +72,11 @@ DECODE = {
     "t5 float32": (T5, 8, 64, 128, "float32"),
     "values of another width float32": (c.replace(GPT, d_value=48), 8, 256, None, "float32"),
     "the same, grouped float32": (c.replace(GPT, d_value=48, n_kv_heads=2), 8, 256, None, "float32"),
-    "attention only, infused float32": (BARE, 8, 256, None, "float32"),
+    "attention only, query/key positions float32": (BARE, 8, 256, None, "float32"),
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DECODE)
 def test_decode_peak(name):
     config, batch, T, S, dtype = DECODE[name]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from glassformer.sizing import johnson_lindenstrauss
 from glassformer.sizing.johnson_lindenstrauss import log_gamma_lower, log_gamma_upper, log_union_bound
+from tests.sampled import examples
 
 
 def test_the_integers_for_a_trillion_points():
@@ -48,7 +49,7 @@ def test_lower_tail_equals_mpmath(a, ratio):
 
 
 @given(st.integers(2, 10**15), st.floats(0.02, 0.98), st.floats(1e-9, 0.5))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_exact_dimensions_are_the_least_that_pass(points, eps, delta):
     result = johnson_lindenstrauss(points, eps, delta)
     bounds = ((result.exact_squared, 1 - eps, 1 + eps), (result.exact_distance, (1 - eps) ** 2, (1 + eps) ** 2))

@@ -14,6 +14,7 @@ from glassformer.reference.params import shapes
 from glassformer.sizing import PARTS, active, count, count_by_part, parameters
 from glassformer.sizing.parameters import part_of
 from tests import variants
+from tests.sampled import examples
 
 
 def hf_count(make, *exclude: str) -> int:
@@ -101,6 +102,7 @@ PEERS = {
 BESIDES = {"bert_base": 768 * 768 + 768, "bert_large": 1024 * 1024 + 1024, "t5_v1_1_small": 32128 * 512}
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("name", PEERS)
 def test_count_equals_transformers(name):
     # Marian stores its fixed waves as parameters (`embed_positions`); ours are computed.
@@ -167,7 +169,7 @@ CONFIGS = variants.decoders | variants.encoders | variants.seq2seqs
 
 
 @given(CONFIGS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_parts_add_up_to_the_count(config):
     parts = count_by_part(config)
     assert tuple(parts) == PARTS
@@ -176,14 +178,14 @@ def test_parts_add_up_to_the_count(config):
 
 
 @given(CONFIGS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_names_and_shapes_equal_the_oracle(config):
     trained = {name: tuple(shape) for name, shape in shapes(config).items() if not name.endswith(".correction")}
     assert parameters(config) == trained
 
 
 @given(CONFIGS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_names_and_shapes_equal_the_engine(config):
     model = build(config, device="meta")
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameters(config)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from glassformer.config import presets
 from glassformer.model import build
 from glassformer.sizing.devices import H200
-from glassformer.sizing.flops import flops
 from glassformer.sizing.parameters import count, parameters
 from glassformer.sizing.plan import (
     _held,
@@ -24,6 +23,7 @@ from glassformer.sizing.plan import (
     work,
 )
 from glassformer.training import read_run
+from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.distributed.tensor import Division
 
 GPT2 = presets.gpt2(vocab_size=50304)
@@ -96,20 +96,18 @@ def test_without_links_to_wait_for_all_ways_do_the_same_work():
     steps = {how: plan(GPT2, 8, fast, how, 8, 1024) for how in strategies(8, fast, GPT2)}
     assert list(steps) == ["data", "sharded", "tensor 2", "tensor 4"]  # 8 does not divide the 12 heads
     assert all(p.exposed < 1e-9 for p in steps.values())
-    head = 8 * 3 * flops(GPT2, 1, 1024).needed["head"] / fast.matmuls  # which every device of a group computes
-    alone = steps["sharded"].compute
     for size in (2, 4):
-        assert steps[f"tensor {size}"].compute == pytest.approx(alone + (size - 1) * head)
+        assert steps[f"tensor {size}"].compute == pytest.approx(steps["sharded"].compute)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_devices_that_divide_layers_hold_what_training_holds(size):
     """The count of one device against the parameters that `Division` leaves it."""
     part = build(GPT2, device="meta")
-    Division(None, 0, size).divide(part)
+    Division(Ranks(None, 0, size), GPT2.vocab_size).divide(part)
     held = sum(p.numel() for p in part.parameters())
     assert _held(parameters(GPT2), size) == held
-    assert plan(GPT2, 8, H200, f"tensor {size}", 1, 16).memory > 16 * held / (8 // size)
+    assert plan(GPT2, 8, H200, f"tensor {size}", 1, 16).memory > 12 * held / (8 // size)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_sharding_divides_the_state_and_data_parallelism_does_not():
 
 
 def test_what_does_not_fit_is_recomputed_before_it_is_given_up():
-    tight = replace(H200, capacity=saved_bytes(GPT2, 64, 1024, recompute=True) + 16.1 * count(GPT2))
+    tight = replace(H200, capacity=saved_bytes(GPT2, 64, 1024, recompute=True) + 18.1 * count(GPT2))
     found = plan(GPT2, 1, tight, "data", 64, 1024)
     assert found.recompute
     assert found.fits

@@ -61,20 +61,20 @@ def test_every_way_is_listed_with_hours_and_cost():
     found = plan_model(config, "gpt2", 8, H200, batch=16, context=1024, tokens=1e9)
     assert [p.strategy for _, p, _ in found.rows] == ["data", "sharded", "tensor 2", "tensor 4"]  # 12 heads
     assert 'Run file of the fastest plan that fits (sharded): [machine] parallel = "fsdp".' in found.text()
-    told = json.loads(json.dumps(found.to_dict()))
+    result = json.loads(json.dumps(found.to_dict()))
     one = plan(config, 8, H200, "data", 16, 1024)
-    assert told["plans"][0]["step"] == one.step
-    assert told["plans"][0]["hours"] == 1e9 / one.tokens_per_second / 3600
-    assert told["plans"][0]["cost"] is None
+    assert result["plans"][0]["step"] == one.step
+    assert result["plans"][0]["hours"] == 1e9 / one.tokens_per_second / 3600
+    assert result["plans"][0]["cost"] is None
     assert "cost" not in found.text().split("\n\n")[1]
     assert "No cost is printed: give --price in US dollars" in found.text()
 
 
 def test_a_price_gives_a_cost_in_dollars():
     found = plan_model(presets.gpt2(), "gpt2", 8, replace(H200, price=2.5), tokens=1e9)
-    told = found.to_dict()
-    assert told["plans"][0]["cost"] == told["plans"][0]["hours"] * 8 * 2.5
-    assert (told["price"], told["currency"]) == (2.5, "USD")
+    result = found.to_dict()
+    assert result["plans"][0]["cost"] == result["plans"][0]["hours"] * 8 * 2.5
+    assert (result["price"], result["currency"]) == (2.5, "USD")
     assert "cost in USD" in found.text()
     assert "Cost: 2.5 USD per GPU and hour, as given." in found.text()
 

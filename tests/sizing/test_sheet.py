@@ -33,6 +33,7 @@ def test_any_order_of_imports_works_and_none_brings_torch(order):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", presets.ALL)
 def test_every_preset_has_a_sheet_in_text_and_json(name):
     sheet = size(presets.get(name), batch=3, dtype="bfloat16")

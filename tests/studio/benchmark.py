@@ -4,8 +4,8 @@
 
 Each round starts a server of its own, so that torch is not imported yet, and opens the page in a Chromium that has
 never seen it. First paint is the browser's first contentful paint, interactive the moment at which the bars of the next
-token stand and the sliders move them; both count from the start of the navigation, so the server's own start stands
-beside them. Then, on one server that has torch:
+token stand and the sliders move them; both count from the start of the navigation, so the server's own start is given
+next to them. Then, on one server that has torch:
 
 * 144 heads of 512 tokens: a random model of 12 layers with 12 heads; the time from the bytes to the picture (`draw`),
   and from the request to the picture, in which the model's work and the way of 38 MB are.
@@ -104,19 +104,19 @@ def sliders(browser: Any, server: Server) -> Numbers:
 def training(browser: Any, server: Server, folder: Path, seconds: float) -> Numbers:
     """A run that is followed from its first step and stopped after a while."""
     body = {"corpus": "embedded", "preset": "nano", "fields": {**TINY, "loop.steps": 200_000}}
-    status, told = server.post("/api/train", body)
-    assert status == 200, told
+    status, response = server.post("/api/train", body)
+    assert status == 200, response
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(f"{server.address}/#{urlencode({'view': 'train', 'run': told['run']})}")
+    page.goto(f"{server.address}/#{urlencode({'view': 'train', 'run': response['run']})}")
     page.wait_for_selector("[data-panel=loss][data-points]", timeout=120_000)
     points: Callable[[], int] = lambda: int(page.locator("[data-panel=loss]").get_attribute("data-points"))  # noqa: E731
     first, began = points(), time.perf_counter()
     page.wait_for_timeout(1000 * seconds)
     last, ended = points(), time.perf_counter()
-    server.post(f"/api/train/{told['run']}/stop", {})
-    page.locator(f"tr[data-run={told['run']}] .run-state[data-state=stopped]").wait_for(timeout=60_000)
+    server.post(f"/api/train/{response['run']}/stop", {})
+    page.locator(f"tr[data-run={response['run']}] .run-state[data-state=stopped]").wait_for(timeout=60_000)
     page.wait_for_timeout(2000)  # the last drawing
-    lines = (folder / "runs" / told["run"] / "events.jsonl").read_text().splitlines()
+    lines = (folder / "runs" / response["run"] / "events.jsonl").read_text().splitlines()
     steps = {event["step"] for event in map(json.loads, lines) if event["event"] == "step"}
     dropped = len(steps) - points()
     page.close()
@@ -149,7 +149,7 @@ def main() -> int:
 def report(
     visits: list[dict[str, Any]], maps: dict[str, float], slides: dict[str, float], run: dict[str, float]
 ) -> int:
-    """Print what was measured beside its bound; 1 when one is missed."""
+    """Print what was measured next to its bound; 1 when one is missed."""
 
     def middle(key: str) -> float:
         return statistics.median(visit[key] for visit in visits)

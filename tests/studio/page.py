@@ -62,7 +62,7 @@ class Opened:
     def __init__(self, browser: Any, address: str):
         self.browser, self.address = browser, address
         self.folders: dict[str, Path] = {}
-        """Models served beside the bundled ones, by name."""
+        """Models served next to the bundled ones, by name."""
         self.problems: list[str] = []
 
     def open(self, width: int = 1280, height: int = 900, theme: str = "light", **selection: Any) -> Any:

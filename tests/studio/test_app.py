@@ -17,23 +17,23 @@ from glassformer.studio import Settings
 from glassformer.studio.app import create_app
 
 async def get(app, path):
-    said = {}
+    seen = {}
     async def receive():
         await asyncio.sleep(3600)  # a client that stays
     async def send(message):
-        said.setdefault("status", message.get("status"))
+        seen.setdefault("status", message.get("status"))
     scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
              "root_path": "", "headers": [(b"host", b"localhost")], "asgi": {"version": "3.0"}, "http_version": "1.1",
              "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
     await app(scope, receive, send)
-    return said["status"]
+    return seen["status"]
 
 async def main():
     app = create_app(Settings(folder=Path(sys.argv[1]), warm=False))
     paths = ["/", "/api/state", "/static/style.css", "/api/claims", "/api/size/presets", "/static/recorded/index.json",
              "/api/size/chinchilla", "/v1/models", "/api/train", "/static/plotly.js"]
-    told = [await get(app, path) for path in paths]
-    print(told, [m for m in ("torch", "numpy", "matplotlib", "plotly") if m in sys.modules])
+    statuses = [await get(app, path) for path in paths]
+    print(statuses, [m for m in ("torch", "numpy", "matplotlib", "plotly") if m in sys.modules])
 
 asyncio.run(main())
 """
@@ -51,11 +51,11 @@ def test_torch_is_imported_once_the_page_reports_that_it_is_drawn(tmp_path):
     with serving(tmp_path) as server:
         with urllib.request.urlopen(server.address) as page:
             assert b"<html" in page.read().lower()
-        told = {"model": "bard", "text": "ROMEO:\nBut soft, what light"}
-        status, answer = server.post("/api/tokens", told)
+        response = {"model": "bard", "text": "ROMEO:\nBut soft, what light"}
+        status, answer = server.post("/api/tokens", response)
         assert (status, len(answer["ids"])) == (200, 27)  # recorded
         time.sleep(0.3)
-        assert not imports_torch(server)  # the page has not said so yet
+        assert not imports_torch(server)  # the page has not asked for it yet
         server.wait_for_torch()
         assert imports_torch(server)
 
@@ -65,9 +65,9 @@ def imports_torch(server):
 
 
 def test_state_has_version_models_and_limits(client):
-    told = client.get("/api/state").json()
-    assert told["version"] == glassformer.__version__
-    assert [model["name"] for model in told["models"]] == [
+    response = client.get("/api/state").json()
+    assert response["version"] == glassformer.__version__
+    assert [model["name"] for model in response["models"]] == [
         "bard",
         "induction",
         "bard-chat",
@@ -77,8 +77,8 @@ def test_state_has_version_models_and_limits(client):
         "table",
         "chatty",
     ]
-    assert told["limits"]["upload_bytes"] == 20_000_000
-    assert told["recorded"]["prompts"]["bard"]
+    assert response["limits"]["upload_bytes"] == 20_000_000
+    assert response["recorded"]["prompts"]["bard"]
 
 
 def test_an_address_that_is_not_there_is_one_sentence(client):

@@ -7,10 +7,12 @@ import glassformer as gf
 from glassformer.chat.render import load_renderer
 from glassformer.studio import Settings
 from glassformer.studio.app import create_app
+from glassformer.studio.openai import TextGeneration
 from tests.chat import models as chat_models
-from tests.chat.styles import ANSWER, TOKENS, USER
+from tests.chat.styles import ANSWER, CALLS, TOKENS, USER
 from tests.studio.serving import parse_events
 
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 ASK = {"model": "chatty", "messages": [USER], "temperature": 0, "max_tokens": 12}
 
 
@@ -160,7 +162,7 @@ def test_old_turns_are_left_out_and_counted(client):
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        ({"model": "nobody"}, 404, "there is no model 'nobody' here"),
+        ({"model": "unknown"}, 404, "there is no model 'unknown' here"),
         ({"model": "bard"}, 400, "bard has no chat template, so it is a model that continues text"),
         ({"messages": []}, 422, "at least 1 item"),
         ({"messages": [{"role": "bot", "content": "x"}]}, 400, "message 1, has the role 'bot'"),
@@ -170,7 +172,11 @@ def test_old_turns_are_left_out_and_counted(client):
         ({"presence_penalty": 1}, 422, "presence_penalty"),
         ({"logit_bias": {"5": 1}}, 422, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, 422, "response_format.type='json_object'"),
-        ({"tools": [{"type": "function"}]}, 422, "tools"),
+        ({"tools": [{"type": "function"}]}, 400, "tools.0.function.name=None must be a text"),
+        ({"tools": [WEATHER]}, 400, "there are tools, and the chat template does not write any"),
+        ({"tool_choice": "required"}, 400, "tool_choice='required' is not supported: use 'auto' or 'none'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, 400, "is not supported: use 'auto'"),
+        ({"parallel_tool_calls": False}, 400, "parallel_tool_calls=False is not supported"),
         ({"functions": []}, 422, "functions"),
         ({"top_logprobs": 2}, 422, "top_logprobs needs logprobs=true"),
         ({"max_completion_tokens": 3}, 422, "max_tokens and max_completion_tokens differ"),
@@ -196,3 +202,66 @@ def test_a_template_that_raises_is_an_error_response(tmp_path):
     assert (
         "the chat template refuses these messages: Roles must alternate" in json.loads(reply.text)["error"]["message"]
     )
+
+
+@pytest.fixture
+def calling(tmp_path, monkeypatch):
+    """A client of a model with tools, whose answers are scripted; the prompts that it was given."""
+    folder = chat_models.write(tmp_path / "chatty", max_len=None)
+    (folder / "chat_template.jinja").write_text(CALLS["hermes"])
+    prompts, script = [], []
+
+    def pieces(self):
+        prompts.append(self.prompt)
+        self.finish, self.new = "stop", [1, 2, 3]
+        yield from script[-1]
+
+    monkeypatch.setattr(TextGeneration, "pieces", pieces)
+    app = create_app(Settings((folder,), folder=tmp_path / "studio", warm=False))
+    with TestClient(app, base_url="http://127.0.0.1:8000") as opened:
+        yield opened, load_renderer(folder), prompts, script
+
+
+def test_tools_are_rendered_and_calls_are_read(calling):
+    client, renderer, prompts, script = calling
+    script.append('Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>')
+    (choice,) = asked(client, tools=[WEATHER])["choices"]
+    assert prompts[-1] == renderer.prompt([USER], [WEATHER])
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me see."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert call["type"] == "function"
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Köln"}'}
+    chunks = streamed(client, tools=[WEATHER])
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Let me see."
+    (part,) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert part[0]["index"] == 0
+    assert part[0]["function"] == call["function"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    plain = asked(client, tools=[WEATHER], tool_choice="none")["choices"][0]
+    assert plain["message"]["content"] == script[-1]
+    assert "tool_calls" not in plain["message"]
+    assert prompts[-1] == renderer.prompt([USER])
+
+
+def test_the_openai_client_sends_back_the_result_of_a_call(calling):
+    openai = pytest.importorskip("openai")
+    client, renderer, prompts, script = calling
+    script.append('<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>')
+    api = openai.OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none", max_retries=0, http_client=client)
+    answer = api.chat.completions.create(**ASK, tools=[WEATHER]).choices[0].message
+    assert answer.content is None
+    (call,) = answer.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    script.append("It is sunny.")
+    messages = {"messages": [USER, answer, result]}
+    final = api.chat.completions.create(**{**ASK, **messages}, tools=[WEATHER])
+    assert final.choices[0].message.content == "It is sunny."
+    assert final.choices[0].finish_reason == "stop"
+    # the arguments are written as an object, not as JSON within JSON
+    shown = renderer.tokenizer.decode(prompts[-1], skip_special_tokens=False)
+    assert '{"name": "weather", "arguments": {"city": "Rome"}}' in shown
+    assert "<tool_response>\nsunny\n</tool_response>" in shown

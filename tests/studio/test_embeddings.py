@@ -100,7 +100,7 @@ def test_base64_is_little_endian_float32_and_the_openai_client_reads_it(client):
     ("body", "status", "sentence"),
     [
         ({"model": "bard"}, 400, "bard is not an encoder"),
-        ({"model": "nobody"}, 404, "there is no model"),
+        ({"model": "unknown"}, 404, "there is no model"),
         ({"dimensions": 7}, 400, "dimensions=7 is not the width of bert, 24"),
         ({"input": []}, 422, "input"),
         ({"input": ""}, 422, "input"),

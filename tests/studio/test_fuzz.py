@@ -1,4 +1,4 @@
-"""Requests that nobody should send: wrong types, sizes and numbers, paths, scripts. Never a 500, always words."""
+"""Requests that no client should send: wrong types, sizes and numbers, paths, scripts. Never a 500, always words."""
 
 import json
 from urllib.parse import quote
@@ -6,6 +6,8 @@ from urllib.parse import quote
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.sampled import examples
 
 IDS = [18, 47, 56, 57, 58, 1]
 ABOUT = {"model": "bard", "ids": IDS}
@@ -82,7 +84,7 @@ def words(reply):
     return error if isinstance(error, str) else error["message"]
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(mutated(BODIES))
 def test_no_body_is_a_server_error(client, harmless, asked):
     path, body = asked
@@ -95,7 +97,7 @@ def test_no_body_is_a_server_error(client, harmless, asked):
         assert '"status":500' not in reply.text, (path, body, reply.text[:300])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(mutated({"v1/completions": OPENAI}))
 def test_no_completion_is_a_server_error(client, asked):
     path, body = asked
@@ -104,7 +106,7 @@ def test_no_completion_is_a_server_error(client, asked):
     assert '"server_error"' not in reply.text
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from(["python", "size/chinchilla", "claims/convex-weights-upper-bound/figure.svg", "train", "state"]),
     st.dictionaries(
@@ -121,7 +123,7 @@ def test_no_query_is_a_server_error(client, path, query):
     assert client.get(f"/api/{path}", params=query).status_code in (200, 400, 404, 422)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.binary(max_size=200)
     | st.sampled_from([b"", b"[" * 50_000, b'{"model":' * 3000, b"1" * 5000, b'"\\ud800"', b"\xef\xbb\xbf{}"])
@@ -133,7 +135,7 @@ def test_no_bytes_are_a_server_error(client, data):
         assert words(reply)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from(["GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "HEAD"]),
     st.sampled_from(["/", "/api/", "/v1/", "/static/", "/api/claims/", "/api/train/", "/v1/models/"]),

@@ -20,7 +20,7 @@ BODIES = [
     ("/api/patterns", {"model": "induction", "ids": [1, 2, 3, 1, 2]}),
     ("/api/size", {"preset": "gpt2"}),
     ("/v1/completions", {"model": "bard", "prompt": "To be", "max_tokens": 4}),
-    ("/api/tokens", {"model": "nobody", "text": "x"}),
+    ("/api/tokens", {"model": "unknown", "text": "x"}),
 ]  # the last is refused, and that is right
 
 

@@ -38,11 +38,11 @@ def test_greedy_text_is_that_of_generate(client, models, model):
     prompt = "the cat" if model == "tiny" else ASK["prompt"]
     ids = loaded.encode(prompt)
     wanted = loaded.decode(gf.generate(loaded.model, [ids], 24).new[0])
-    told = complete(client, model=model, prompt=prompt, temperature=0)
-    assert told["choices"][0]["text"] == wanted
-    assert told["choices"][0]["finish_reason"] == "length"
-    assert told["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 24, "total_tokens": len(ids) + 24}
-    assert told["object"] == "text_completion"
+    response = complete(client, model=model, prompt=prompt, temperature=0)
+    assert response["choices"][0]["text"] == wanted
+    assert response["choices"][0]["finish_reason"] == "length"
+    assert response["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 24, "total_tokens": len(ids) + 24}
+    assert response["object"] == "text_completion"
     chunks = streamed(client, model=model, prompt=prompt, temperature=0)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == wanted
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "length"]
@@ -53,8 +53,8 @@ def test_sampled_text_is_that_of_generate_with_the_same_seed(client, models):
     loaded = models.get("bard")
     ids = loaded.encode(ASK["prompt"])
     wanted = gf.generate(loaded.model, [ids], 24, gf.Sampling(0.9, top_p=0.8), seed=11).new[0]
-    told = complete(client, temperature=0.9, top_p=0.8, seed=11)
-    assert told["choices"][0]["text"] == loaded.decode(wanted)
+    response = complete(client, temperature=0.9, top_p=0.8, seed=11)
+    assert response["choices"][0]["text"] == loaded.decode(wanted)
 
 
 def test_a_prompt_may_be_ids_or_one_text_in_a_list(client, models):
@@ -77,9 +77,9 @@ def test_a_stop_text_ends_and_is_not_shown_also_in_a_stream(client, stop):
 
 
 def test_echo_usage_and_logprobs(client, models):
-    told = complete(client, temperature=0, echo=True, logprobs=3)
-    assert told["choices"][0]["text"].startswith(ASK["prompt"])
-    logprobs = told["choices"][0]["logprobs"]
+    response = complete(client, temperature=0, echo=True, logprobs=3)
+    assert response["choices"][0]["text"].startswith(ASK["prompt"])
+    logprobs = response["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == 24
     assert all(
         max(top.values()) == pytest.approx(own)
@@ -91,13 +91,13 @@ def test_echo_usage_and_logprobs(client, models):
 
 
 def test_models_are_listed(client):
-    told = client.get("/v1/models").json()
-    assert told["object"] == "list"
-    assert {"bard", "induction", "tiny"} <= {row["id"] for row in told["data"]}
+    response = client.get("/v1/models").json()
+    assert response["object"] == "list"
+    assert {"bard", "induction", "tiny"} <= {row["id"] for row in response["data"]}
     assert client.get("/v1/models/bard").json()["id"] == "bard"
     for address in ("/v1/models/code/best", "/v1/models/code%2Fbest"):  # the name of a run's checkpoint has a slash
         assert client.get(address).json()["error"]["message"].startswith("there is no model 'code/best' here.")
-    assert client.get("/v1/models/nobody").json()["error"]["code"] == "model_not_found"
+    assert client.get("/v1/models/unknown").json()["error"]["code"] == "model_not_found"
 
 
 def test_errors_have_openais_shape(client):

@@ -36,7 +36,7 @@ def test_a_conversation_shows_tokens_with_probabilities_and_the_rendered_prompt(
     send(page, "the cat <|im_end|>", 2)
     messages = [{"role": "user", "content": "the cat <|im_end|>"}]
     ids = wanted(chatty, messages)
-    tokens = where.locator(".said[data-role=assistant] .token")
+    tokens = where.locator(".message[data-role=assistant] .token")
     expect(tokens).to_have_count(len(ids))
     assert f"id {ids[0]}, probability" in tokens.first.get_attribute("title")
     where.get_by_text("Rendered prompt:").click()
@@ -44,11 +44,11 @@ def test_a_conversation_shows_tokens_with_probabilities_and_the_rendered_prompt(
     expect(where.locator(".rendered .special")).to_have_count(3)
     assert [i for i in run_python(page, "chat") if i not in chatty[1].ends] == ids
     send(page, "sat", 4)
-    expect(where.locator(".said")).to_have_count(4)
+    expect(where.locator(".message")).to_have_count(4)
     where.get_by_role("button", name="Undo").click()
-    expect(where.locator(".said")).to_have_count(2)
+    expect(where.locator(".message")).to_have_count(2)
     where.get_by_role("button", name="Reset").click()
-    expect(where.locator(".said")).to_have_count(0)
+    expect(where.locator(".message")).to_have_count(0)
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_a_message_that_is_too_long_is_refused_and_can_be_corrected(site):
     page.get_by_label("Message", exact=True).fill("the mat " * 90)
     where.get_by_role("button", name="Send").click()
     expect(where.locator(".status")).to_contain_text("the last message needs")
-    expect(where.locator(".said")).to_have_count(0)
+    expect(where.locator(".message")).to_have_count(0)
     assert page.get_by_label("Message", exact=True).input_value().startswith("the mat")
 
 

@@ -62,7 +62,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     page.get_by_role("button", name="Examine").click()
     card = page.locator(".diagnosis")
     card.wait_for()
-    told = card.inner_text()
+    response = card.inner_text()
     for part in (
         "causal mask leak",
         "causal_leak",
@@ -70,7 +70,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
         "mask the scores",
         "cache_mismatch/step",
     ):
-        assert part in told
+        assert part in response
     shown = panel(page, "doctor").inner_text()
     assert "Not healthy" in shown
     assert shown.count("mask the scores") == 1

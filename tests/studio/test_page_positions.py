@@ -60,8 +60,8 @@ def cell(page, kind, row, column):
     for key, times in (("ArrowDown", row), ("ArrowRight", column)):
         for _ in range(times):
             page.keyboard.press(key)
-    told = found.locator(".readout").inner_text()
-    return float(told.rpartition(": ")[2].replace("−", "-")), told
+    response = found.locator(".readout").inner_text()
+    return float(response.rpartition(": ")[2].replace("−", "-")), response
 
 
 def test_every_scheme_shows_the_engines_numbers(page, table, model_folders):
@@ -71,8 +71,8 @@ def test_every_scheme_shows_the_engines_numbers(page, table, model_folders):
     assert asked["width"] == 64
     np.testing.assert_array_equal(curves[0, 0], np.arange(-127, 128))
     np.testing.assert_allclose(curves[0, 1], (waves @ waves[127] / 32).numpy(), atol=1e-6)
-    value, told = cell(page, "sinusoidal", 3, 2)
-    assert told.startswith("position 3, component 2")
+    value, response = cell(page, "sinusoidal", 3, 2)
+    assert response.startswith("position 3, component 2")
     assert value == pytest.approx(float(waves[3, 2]), abs=1e-3)
 
     _, curves, shape = shown(page, "alibi")

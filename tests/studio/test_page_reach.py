@@ -156,11 +156,11 @@ def walked(page):
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Tab")
     for _ in range(wanted + 20):
-        told = page.evaluate(VISIBLE_FOCUS)
-        if told is None:  # the end of the page: once more from its beginning
+        response = page.evaluate(VISIBLE_FOCUS)
+        if response is None:  # the end of the page: once more from its beginning
             page.keyboard.press("Tab")
             continue
-        assert told[0], f"no focus is to be seen: {told[1]}"
+        assert response[0], f"no focus is to be seen: {response[1]}"
         page.keyboard.press("Tab")
     return page.evaluate(
         f"({TABBABLE})().filter((one) => !one.dataset.tabbed).map((one) => one.outerHTML.slice(0, 100))"

@@ -38,8 +38,8 @@ def test_what_the_first_view_imports_is_preloaded():
         if name not in needed:
             needed.add(name)
             waiting += re.findall(r'(?:from|import) "\./([\w-]+)\.js"', (STATIC / "js" / f"{name}.js").read_text())
-    told = re.findall(r'modulepreload" href="/static/js/([\w-]+)\.js"', (STATIC / "index.html").read_text())
-    assert sorted(told) == sorted(needed - {"shell"})
+    response = re.findall(r'modulepreload" href="/static/js/([\w-]+)\.js"', (STATIC / "index.html").read_text())
+    assert sorted(response) == sorted(needed - {"shell"})
     assert "plotly" not in (STATIC / "index.html").read_text()
 
 
@@ -55,7 +55,7 @@ def test_the_prompt_becomes_the_tokenizers_tokens_and_is_never_html(site):
     page.fill("#prompt", "ME: be")
     expect(page.locator("#tokens .chip")).to_have_count(6)
     expect(page.locator("#prompt-hint")).to_have_text("")
-    assert all("400" in told for told in site.problems)  # the browser itself notes a refused request
+    assert all("400" in response for response in site.problems)  # the browser itself notes a refused request
     site.problems.clear()
 
 
@@ -104,8 +104,8 @@ def test_while_torch_loads_the_state_is_polled_and_the_console_is_empty(site):
         return route.fulfill(status=202, json={"error": "torch is still being imported.", "loading": True})
 
     def state(route):
-        told = route.fetch().json()
-        return route.fulfill(json={**told, "torch": next(states, "ready")})
+        response = route.fetch().json()
+        return route.fulfill(json={**response, "torch": next(states, "ready")})
 
     page.route("**/api/lens", lens)
     page.route("**/api/state", state)

@@ -1,4 +1,4 @@
-"""The view "Theory": every claim is listed and found, told in full, run live, and turned by its negative control."""
+"""The view "Theory": every claim is listed and found, shown in full, run live, and turned by its negative control."""
 
 import pytest
 

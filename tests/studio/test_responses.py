@@ -72,12 +72,12 @@ def test_until_torch_is_imported_only_recorded_responses_are_returned(tmp_path, 
     prompt = "ROMEO:\nBut soft, what light"
     with TestClient(app, base_url="http://127.0.0.1") as client:
         assert client.get("/api/state").json()["torch"] == "loading"
-        told = client.post("/api/tokens", json={"model": "bard", "text": prompt})
-        assert told.status_code == 200
-        assert len(told.json()["ids"]) == 27
-        lens = client.post("/api/lens", json={"model": "bard", "ids": told.json()["ids"]})
+        response = client.post("/api/tokens", json={"model": "bard", "text": prompt})
+        assert response.status_code == 200
+        assert len(response.json()["ids"]) == 27
+        lens = client.post("/api/lens", json={"model": "bard", "ids": response.json()["ids"]})
         assert lens.status_code == 200
-        patterns = client.post("/api/patterns", json={"model": "bard", "ids": told.json()["ids"], "where": "self"})
+        patterns = client.post("/api/patterns", json={"model": "bard", "ids": response.json()["ids"], "where": "self"})
         assert load(patterns.content)["pattern"].dtype == "uint8"
         reply = client.post("/api/tokens", json={"model": "bard", "text": "other"})
         assert reply.status_code == 503

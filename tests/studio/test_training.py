@@ -47,7 +47,7 @@ def test_uploads_are_texts_of_some_length_and_number(training_runs):
 
 
 def fake(training_runs, monkeypatch):
-    """A run whose process is only told to be there: a lock that we hold."""
+    """A run whose process is only claimed to be there: a lock that we hold."""
     monkeypatch.setattr(training_runs, "_spawn", lambda run: None)
     run = training_runs.start("", {"steps": 5})
     return run
@@ -63,7 +63,7 @@ def hold(run):
 
 def test_states_follow_from_lock_wish_and_events(training_runs, monkeypatch):
     run = fake(training_runs, monkeypatch)
-    assert training_runs.state(run) == "failed"  # wanted, but nobody there
+    assert training_runs.state(run) == "failed"  # wanted, but no process is there
     handle = hold(run)
     states = []
     for wanted in ("running", "paused", "stopped"):
@@ -144,11 +144,11 @@ def start(server, steps):
     request = urllib.request.Request(server.address + "/api/train/upload?name=x", TEXT, {"content-type": "text/plain"})
     with urllib.request.urlopen(request) as reply:
         corpus = json.loads(reply.read())["corpus"]
-    status, told = server.post(
+    status, response = server.post(
         "/api/train", {"corpus": corpus, "preset": "nano", "fields": {**FIELDS, "loop.steps": steps}}
     )
-    assert status == 200, told
-    return told["run"]
+    assert status == 200, response
+    return response["run"]
 
 
 @pytest.mark.slow
@@ -157,9 +157,9 @@ def test_a_run_goes_on_after_server_and_training_were_killed(tmp_path):
     server = Server(tmp_path)
     run = start(server, 400)
     events_of(server, run, until=lambda name, data: name == "step" and data["step"] >= 60)
-    status, told = server.post("/api/train", {"corpus": "embedded", "preset": "nano", "fields": FIELDS})
+    status, response = server.post("/api/train", {"corpus": "embedded", "preset": "nano", "fields": FIELDS})
     assert status == 429
-    assert "pause or stop it first" in told["error"]
+    assert "pause or stop it first" in response["error"]
     pid = json.loads((tmp_path / "runs" / run / "studio.json").read_text())["pid"]
     server.kill()
     os.kill(pid, signal.SIGKILL)
@@ -171,7 +171,7 @@ def test_a_run_goes_on_after_server_and_training_were_killed(tmp_path):
         assert heard[-1][0] == "state"
         assert heard[-1][1]["state"] == "finished"
         steps = [data["step"] for name, data in heard if name == "step"]
-        assert set(steps) >= set(range(1, 401))  # every step was told, some twice
+        assert set(steps) >= set(range(1, 401))  # every step was reported, some twice
         assert run in [row["name"] for row in again.get("/api/state")["models"]]
 
 

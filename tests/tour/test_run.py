@@ -10,14 +10,16 @@ from glassformer.tour import run as tour_run
 from glassformer.tour import terminal
 from glassformer.tour.generation import SAMPLERS
 from glassformer.tour.training import Plan
-from tests.tour.tiny import tiny_plan
+from tests.tour.tiny import one_question, tiny_plan
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A tour of seconds, and the events that its listener received."""
     events = []
-    return tour_run.run_tour(tiny_plan(tmp_path_factory.mktemp("tour")), events.append), events
+    with pytest.MonkeyPatch.context() as patch:
+        one_question(patch)
+        return tour_run.run_tour(tiny_plan(tmp_path_factory.mktemp("tour")), events.append), events
 
 
 def test_the_engine_equals_the_oracle_for_every_architecture():

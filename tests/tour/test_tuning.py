@@ -8,13 +8,15 @@ import torch
 from glassformer import pretrained
 from glassformer.finding import Verdict
 from glassformer.tour import tuning
-from tests.tour.tiny import tiny_plan
+from tests.tour.tiny import one_question, tiny_plan
 
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory):
     events = []
-    return *tuning.adapt(tiny_plan(tmp_path_factory.mktemp("tuning"), tuning_steps=3), events.append), events
+    with pytest.MonkeyPatch.context() as patch:
+        one_question(patch)
+        return *tuning.adapt(tiny_plan(tmp_path_factory.mktemp("tuning"), tuning_steps=3), events.append), events
 
 
 def test_adapters_learn_and_the_base_does_not_change(adapted):

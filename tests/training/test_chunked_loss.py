@@ -135,3 +135,19 @@ def test_compiled_it_has_the_same_gradient():
     found = torch.autograd.grad(torch.compile(linear_cross_entropy)(hidden, weight, targets)[0], (hidden, weight))
     for a, b in zip(wanted, found, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.1, 0.05)])
+@pytest.mark.parametrize("columns", [None, 29])
+def test_written_in_place_the_gradient_is_the_same(settings, columns):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(23, 31, generator=generator)
+    targets = torch.randint(0, 29, (23,), generator=generator)
+    for ignored in ([], [3, 11]):
+        targets[ignored] = -100
+        wanted = chunked_loss.chunk_gradients(logits, targets, -100, *settings, columns)
+        found = chunked_loss.chunk_gradients_in_place(logits.clone(), targets, -100, *settings, columns)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert chunked_loss.gradients_of(logits) is chunked_loss.chunk_gradients_in_place
+    assert chunked_loss.gradients_of(logits.bfloat16()) is chunked_loss.chunk_gradients

@@ -72,12 +72,12 @@ def test_the_live_display_has_throughput_and_baselines():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0.0, ""), (0.2, "1 s left"), (41.3, "42 s left"), (59.2, "60 s left"), (60, "1.0 minutes left"),
      (750, "12.5 minutes left"), (5399, "90.0 minutes left"), (5400, "1.5 hours left"), (36_000, "10.0 hours left")],
 )  # fmt: skip
-def test_the_time_left_has_a_suitable_unit(seconds, said):
-    assert time_left(seconds) == said
+def test_the_time_left_has_a_suitable_unit(seconds, text):
+    assert time_left(seconds) == text
 
 
 def test_the_live_display_shows_the_time_left_once_it_is_known():

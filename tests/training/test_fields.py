@@ -23,6 +23,7 @@ def listed():
     return [field for section in sections() for field in section.fields]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("preset", ["nano", "llama_tiny", "moe_tiny", "t5_small", "bert_base"])
 def test_every_field_of_a_resolved_run_is_listed(preset):
     """Nested parts that are documented once, such as the expert of a mixture, are found by their own names."""

@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_is_forecast_as_it_trains(name, tmp_path):
     vocabulary, changes, moment = CASES[name]
@@ -178,6 +179,7 @@ TUNED = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TUNED)
 def test_adapters_are_forecast_as_they_train(name, tmp_path):
     """Within 10 % of the bytes alive at the peak, and less than a run that trains all weights."""

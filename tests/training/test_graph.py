@@ -70,7 +70,7 @@ def test_the_body_of_a_captured_step_is_an_ordinary_step(run):
     assert max((a - b).abs().max() for a, b in zip(weights(plain), weights(captured), strict=True)) < 1e-3
 
 
-def test_what_is_no_number_is_found_by_the_next_step_and_neither_happens(run):
+def test_nan_is_found_by_the_next_step_and_neither_happens(run):
     state = prepare_state(run)
     step, (*good, last) = Uncaptured(state), batches(run, 6)
     for batch in good:
@@ -79,7 +79,7 @@ def test_what_is_no_number_is_found_by_the_next_step_and_neither_happens(run):
     with torch.no_grad():
         state.parameters[0].fill_(float("nan"))
     before = weights(state)
-    step(state, last)  # nobody has looked yet
+    step(state, last)  # not examined yet
     with pytest.raises(NonFinite, match=r"step 5: .*first at"):
         step(state, good[0])
     assert state.step == 5
@@ -102,7 +102,7 @@ def test_who_wants_to_look_at_the_state_learns_of_a_step_that_did_not_happen(run
     step(state, batch)
     with pytest.raises(NonFinite, match="step 4:"):
         state.settle()
-    state.settle()  # said once
+    state.settle()  # reported once
     assert state.step == 4
 
 

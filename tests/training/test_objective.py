@@ -141,3 +141,17 @@ def test_a_narrow_stream_carries_bf16_between_blocks_and_moves_the_loss_by_its_r
     assert heard.seen["embed"] == torch.float32  # as the model made it, before it is narrowed
     assert {heard.seen[site] for site in heard.seen if "resid" in site} == {torch.bfloat16}
     assert 0 < abs(wide - narrow) / wide < 2**-8
+
+
+@pytest.mark.parametrize("vocab_size", [31, 4099])
+def test_capped_logits_have_their_loss_with_a_small_and_a_large_vocabulary(vocab_size):
+    """The loss in chunks multiplies hidden states by the head's matrix: a cap on the logits has no place there."""
+    sizes = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8, "vocab_size": vocab_size}
+    model = build(c.presets.llama_tiny(**sizes, head__softcap=0.5), seed=0)
+    with torch.no_grad():
+        model.embed.tokens.weight.mul_(50)  # logits beyond the cap
+    ids = torch.randint(0, vocab_size, (2, 6), generator=torch.Generator().manual_seed(0))
+    total, plain = summed_loss(model, Batch(ids[:, :-1], ids[:, 1:]), Loss(), training=True)
+    expected = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(plain, expected)

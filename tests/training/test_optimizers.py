@@ -108,7 +108,7 @@ def test_state_survives_bit_for_bit(kind):
 def test_foreign_state_is_refused():
     optimizer = Optimizer(build(variants.decoder()), Optim())
     with pytest.raises(ValueError, match="belong to no parameter"):
-        optimizer.load_state({"nobody/step": torch.zeros(())})
+        optimizer.load_state({"unknown/step": torch.zeros(())})
 
 
 def test_clipping_limits_the_whole_gradient():

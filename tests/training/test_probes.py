@@ -161,7 +161,7 @@ def test_a_context_without_room_for_a_repetition_is_refused(tmp_path):
         train(made.run, made.data)
 
 
-def test_logs_without_probes_are_said_to_have_none(tmp_path):
+def test_logs_without_probes_are_reported_to_have_none(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"event": "step", "step": 1}\n{"event": "probe", "st')
     with pytest.raises(DataError, match=r"no probe events: train with --set probe\.every=50"):
         read_curves(tmp_path)

@@ -30,6 +30,7 @@ def losses(folder: Path) -> list[float]:
     return [event["loss"] for event in events if "loss" in event]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_are_those_without(tmp_path, model):
     small = [change for change in MODELS[model] if change != "model.d_ff=48"]

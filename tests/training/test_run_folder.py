@@ -66,17 +66,17 @@ def test_a_dangling_link_is_replaced_and_the_run_behind_the_link_keeps_it(here):
 def test_a_real_folder_of_that_name_is_left_alone(here):
     kept = here / "runs" / "latest" / "checkpoints"
     kept.mkdir(parents=True)
-    told = checkpoint.point_latest(checkpoint.create_run_folder("a"))
-    assert told is not None
-    assert "not a link" in told
+    result = checkpoint.point_latest(checkpoint.create_run_folder("a"))
+    assert result is not None
+    assert "not a link" in result
     assert kept.is_dir()
     assert checkpoint.point_latest("runs/latest") is None  # a run of an older version, resumed in it
 
 
 def test_without_links_it_says_so_and_names_the_folder(here, monkeypatch):
     monkeypatch.setattr(Path, "symlink_to", no_links)
-    told = checkpoint.point_latest(checkpoint.create_run_folder("a"))
-    assert told == "runs/latest could not be linked to this run (Operation not permitted): use runs/a-1 instead."
+    result = checkpoint.point_latest(checkpoint.create_run_folder("a"))
+    assert result == "runs/latest could not be linked to this run (Operation not permitted): use runs/a-1 instead."
 
 
 def test_a_name_is_a_link_or_where_links_are_not_possible_a_copy(here, monkeypatch):

@@ -108,6 +108,7 @@ def plain(tmp_path_factory):
 FAILING = ["RaisingInLog", "RaisingInStart", "Hanging", "HangingAtTheEnd", "Missing", "absent:X"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", FAILING)
 def test_a_logger_that_fails_changes_nothing_in_the_run(tmp_path, monkeypatch, plain, kind):
     monkeypatch.setattr(sinks, "CLOSE_SECONDS", 1.0)

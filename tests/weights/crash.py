@@ -89,10 +89,10 @@ class Scene:
         """Replace the old model; returns the exit code, after checking that a refusal is one sentence."""
         swap._exchange = EXCHANGE if self.action != "renames" else lambda a, b: False
         if self.action == "convert":
-            told = io.StringIO()
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+            result = io.StringIO()
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(result):
                 code = glass(["convert", str(self.source), str(self.target), "--to", "hf", "--force"])
-            one = told.getvalue().count("\n") == 1 and "No space left" in told.getvalue()
+            one = result.getvalue().count("\n") == 1 and "No space left" in result.getvalue()
             return code if code == 0 or one else BROKEN
         try:
             save(self.model, self.target, format="glass", overwrite=True)

@@ -2,6 +2,7 @@
 
     python -m tests.weights.page            logits, saving, GGUF, kernels: about three minutes on 2 cores
     python -m tests.weights.page --onnx     the ONNX export of each as well: about 20 minutes more
+    python -m tests.weights.page --only gte --onnx gte      one family; the other rows of the page are kept
 
 A cell is what this command saw. Without `--onnx`, that column is kept from the present page.
 """
@@ -21,7 +22,7 @@ import transformers as hf
 from glassformer.errors import GlassformerError
 from glassformer.files import write_atomically
 from glassformer.finding import Verdict
-from glassformer.kernels.cpu.decode import decoder
+from glassformer.kernels.cpu.decode import stack
 from glassformer.kernels.cuda.decode import pack
 from glassformer.kernels.decode_support import unsupported_config
 from glassformer.weights import load, save
@@ -61,7 +62,8 @@ INTRODUCTION = """`gf.load` reads these {} model types of Hugging Face folders. 
 * GGUF: written as GGUF, llama.cpp computes the same logits; ONNX: exported, onnxruntime computes the same logits;
 * kernels: the compiled decode kernels compute it, or which config field they do not support (it then runs in torch).
 
-The tests, in tests/weights, hold both paddings, float64 and the way back, and turn features off to see them missed."""
+The tests in tests/weights cover both paddings, float64 and saving again. They also switch features off, one by one, and
+expect the comparison to fail."""
 
 
 class Row(NamedTuple):
@@ -105,7 +107,8 @@ def examine(kind: str, model: hf.PreTrainedModel, test: str, folder: Path) -> Ro
     save(ours, folder / "out", format="hf")
     again = type(model).from_pretrained(folder / "out", experts_implementation="eager").eval()
     saves = YES if again.config.model_type == kind and same(model, again) else NO
-    on_cpu, on_gpu = (reason(unsupported_config(ours.config, module.ALLOWED)) for module in (decoder, pack))
+    on_cpu = reason(stack.unsupported_config(ours.config))
+    on_gpu = reason(unsupported_config(ours.config, pack.ALLOWED))
     return Row(kind, type(model).__name__, difference, saves, gguf(kind, ours, folder), on_cpu, on_gpu, test)
 
 
@@ -149,7 +152,19 @@ def former_onnx() -> dict[str, str]:
     return {kind: cells.split("|")[4].strip() for kind, cells in rows}
 
 
-def page(rows: list[tuple[Row, str]]) -> str:
+def line(row: Row, exported: str) -> str:
+    """The line of the page for one family."""
+    cells = (row.name, f"{row.difference:.0e}", row.saves, row.gguf, exported, row.cpu, row.gpu, row.test)
+    return f"| `{row.type}` | " + " | ".join(cells) + " |"
+
+
+def former_lines() -> dict[str, str]:
+    """The lines of the present page."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    return {found[1]: found[0] for found in re.finditer(r"^\| `(\w[\w-]*)` \|.*\|$", text, re.M)}
+
+
+def page(rows: list[str]) -> str:
     aliases = {family.name: [t for t in family.types if t != family.name] for family in FAMILIES}
     lines = [
         "# Families of models",
@@ -161,9 +176,7 @@ def page(rows: list[tuple[Row, str]]) -> str:
         "| type | class | difference | saves | GGUF | ONNX | CPU kernel | GPU kernel | test |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row, exported in rows:
-        cells = (row.name, f"{row.difference:.0e}", row.saves, row.gguf, exported, row.cpu, row.gpu, row.test)
-        lines.append(f"| `{row.type}` | " + " | ".join(cells) + " |")
+    lines += rows
     named = [f"`{name}` also reads {', '.join(f'`{t}`' for t in types)}" for name, types in aliases.items() if types]
     lines += ["", "Other names of the same architectures: " + "; ".join(named) + "."]
     return "\n".join(lines) + "\n"
@@ -172,14 +185,18 @@ def page(rows: list[tuple[Row, str]]) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--onnx", nargs="*", metavar="TYPE", help="Export these types to ONNX, too. Default: all.")
+    options.add_argument("--only", nargs="+", metavar="TYPE", help="Try these types only, and keep the other rows.")
     given = options.parse_args()
-    kept, rows = former_onnx(), []
+    kept, lines, rows = former_onnx(), former_lines(), []
     for kind, model, test in references():
+        if given.only and kind not in given.only and kind in lines:
+            rows.append(lines[kind])
+            continue
         with tempfile.TemporaryDirectory() as name:
             row = examine(kind, model, test, Path(name))
             wanted = given.onnx is not None and (not given.onnx or kind in given.onnx)
             exported = onnx(load(Path(name) / "in"), Path(name)) if wanted else kept.get(kind, "not tried")
-        rows.append((row, exported))
+        rows.append(line(row, exported))
         print(row, exported, flush=True)
     write_atomically(PAGE, page(rows).encode())
 

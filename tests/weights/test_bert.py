@@ -43,7 +43,7 @@ SEGMENTS = torch.randint(3, (B, T), generator=torch.Generator().manual_seed(5))
 
 @torch.no_grad()
 def compare(model, folder, side, dtype, segments=None):
-    """Logits of a masked-LM; RoBERTa finds positions by the padding id itself, BERT is told them."""
+    """Logits of a masked-LM; RoBERTa finds positions by the padding id itself, BERT is given them."""
     tokens, mask, positions = batch(side)
     given = {"token_type_ids": segments} if segments is not None else {}
     if not isinstance(model.config, hf.RobertaConfig | hf.XLMRobertaConfig | hf.CamembertConfig):
@@ -196,9 +196,9 @@ def test_bare_file_without_model_type_could_be_either_and_is_refused(tmp_path):
 def test_a_head_tells_the_family_without_model_type(tmp_path, cls):
     config = bert() if cls is hf.BertForMaskedLM else roberta()
     folder = saved(random_model(cls, config), tmp_path)
-    told = load_config(folder)
+    found = load_config(folder)
     edit(folder, model_type=...)
-    assert load_config(folder) == told
+    assert load_config(folder) == found
 
 
 @pytest.mark.parametrize(

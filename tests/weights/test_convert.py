@@ -54,7 +54,7 @@ def test_one_matrix_is_transposed_and_a_bias_is_not():
 
 @pytest.mark.parametrize("transform", [IDENTITY, CONV1D])
 @pytest.mark.parametrize("parts", [[(7, 3)], [(7, 3), (2, 3), (2, 3)], [(7,)], [(7,), (2,), (2,)]])
-def test_shapes_are_told_without_tensors(transform, parts):
+def test_shapes_are_known_without_tensors(transform, parts):
     parts = parts[:1] if transform is IDENTITY else parts
     made = transform.theirs([torch.zeros(shape) for shape in parts])
     assert transform.shape(parts) == tuple(made.shape)
@@ -88,7 +88,7 @@ def test_an_alias_stands_in_and_must_agree(convert):
     assert "old_words differs" in refusal(convert, SOURCE | {"old_words": words + 1})
 
 
-def test_mixed_dtypes_are_widened_without_loss_and_said(convert):
+def test_mixed_dtypes_are_widened_without_loss_and_reported(convert):
     mixed = SOURCE | {"m.words": SOURCE["m.words"].half(), "m.h.0.qkv": SOURCE["m.h.0.qkv"].bfloat16()}
     state, notes = convert(mixed)
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}

@@ -71,6 +71,12 @@ CASES = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
     ),
+    "gte": lambda: (hf.GteForMaskedLM, hf.GteConfig(**EVEN, type_vocab_size=3)),
+    "gte, no segments": lambda: (hf.GteForMaskedLM, hf.GteConfig(**EVEN, type_vocab_size=0, hidden_act="silu")),
+    "jina_embeddings_v3": lambda: (
+        hf.JinaEmbeddingsV3ForMaskedLM,
+        hf.JinaEmbeddingsV3Config(**EVEN, type_vocab_size=3, hidden_act="relu"),
+    ),
     "nomic_bert": lambda: (hf.NomicBertForMaskedLM, hf.NomicBertConfig(**EVEN, layer_norm_eps=1e-3, type_vocab_size=3)),
     "eurobert": lambda: (
         hf.EuroBertForMaskedLM,
@@ -116,6 +122,7 @@ def difference(model, ours, side, dtype=torch.float32):
     return gap(logits, theirs, mask) / max(1.0, float(theirs.abs().max()))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers_and_the_way_back(tmp_path, case):
     model = reference(case)
@@ -146,6 +153,7 @@ CONTROLS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_feature_that_is_turned_off_shows(tmp_path, name):
     case, changes, least = CONTROLS[name]
@@ -173,6 +181,7 @@ BASES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", BASES)
 @torch.no_grad()
 def test_base_models_have_no_head_and_give_the_same_hidden_states(tmp_path, name):

@@ -97,6 +97,7 @@ def test_each_preset_is_written_as_what_it_is(name):
     assert data["model_type"] == PRESETS[name]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("name", "changes", "field"),
     [

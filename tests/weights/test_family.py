@@ -49,7 +49,7 @@ def test_special_ids_written_are_read_again():
         assert source(**write_special(special)).special(10) == special
 
 
-def test_differing_dropouts_are_said():
+def test_differing_dropouts_are_reported():
     given = source(a=0.1, b=0.2)
     assert given.dropout("a", "b") == 0.1
     assert "a=0.1, b=0.2" in given.notes[0]

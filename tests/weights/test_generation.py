@@ -31,6 +31,7 @@ PRIMITIVES = {
 }
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("case", PRIMITIVES)
 @torch.no_grad()

@@ -98,6 +98,7 @@ def run(model):
     return model(input_ids=tokens, decoder_input_ids=tokens[:, :7]).logits
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers_and_the_way_back(tmp_path, case):
     model = reference(case)
@@ -131,6 +132,7 @@ CONTROLS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_feature_that_is_turned_off_shows(tmp_path, name):
     case, changes, least = CONTROLS[name]
@@ -161,6 +163,7 @@ def generated(model, beams, n):
     return [row[: row.index(end) + 1] if end in row else row[:n] for row in out]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", ["bart", "bart, scaled", "mbart", "pegasus", "marian", "m2m_100", "mt5"])
 def test_generated_tokens_equal_those_of_transformers(tmp_path, case):
     """Greedy and with three beams, with and without a cache; forced tokens included, and Marian without its padding."""

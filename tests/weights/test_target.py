@@ -35,7 +35,7 @@ def refusal(call, *arguments):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_or_checkpoint_is_replaced_only_when_told(tmp_path, kind):
+def test_a_model_or_checkpoint_is_replaced_only_when_asked(tmp_path, kind):
     folder = made(tmp_path / "out", MODELS[kind])
     assert "already holds a model: pass --force (in Python: overwrite=True)" in refusal(check_target, folder)
     assert check_target(folder, overwrite=True) == folder
@@ -68,10 +68,10 @@ NEVER = {
 def test_anything_else_is_never_replaced(tmp_path, kind, overwrite):
     names, words = NEVER[kind]
     folder = made(tmp_path / "out", names)
-    said = refusal(check_target, folder, overwrite)
-    assert words in said
-    assert "give another path" in said
-    assert "--force" not in said  # it would not help
+    message = refusal(check_target, folder, overwrite)
+    assert words in message
+    assert "give another path" in message
+    assert "--force" not in message  # it would not help
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -57,16 +57,16 @@ def test_junk(tmp_path, junk):
     assert "truncated or corrupt" in refusal(open_folder, tmp_path)
 
 
-def test_pickles_under_another_name_are_told_by_their_first_bytes(tmp_path):
+def test_pickles_under_another_name_are_recognised_by_their_first_bytes(tmp_path):
     file = tmp_path / "model.safetensors"
     for content in (pickle.dumps({"a": [1, 2, 3]}), None):
         if content is None:
             torch.save({"a": torch.ones(3)}, file)
         else:
             file.write_bytes(content)
-        said = refusal(open_safetensors, file)
-        assert "is a pickle (a torch.save file) under another name" in said
-        assert "torch.load(file, weights_only=True)" in said
+        message = refusal(open_safetensors, file)
+        assert "is a pickle (a torch.save file) under another name" in message
+        assert "torch.load(file, weights_only=True)" in message
 
 
 def test_a_header_whose_length_begins_like_a_pickle_is_no_pickle(tmp_path):
@@ -143,12 +143,12 @@ def test_transformers_is_advised_only_for_pickles_that_it_loads(tmp_path):
             (folder / name).touch()
             if with_config:
                 (folder / "config.json").touch()
-            said = str(no_weights(folder))
-            assert f"{folder} holds only pickled weights (1: {name}), and pickles are never loaded" in said
+            message = str(no_weights(folder))
+            assert f"{folder} holds only pickled weights (1: {name}), and pickles are never loaded" in message
             loads = with_config and name.startswith("pytorch_model")
-            assert ("call save_pretrained" in said) == loads
-            assert ("torch.load(file, weights_only=True)" in said) != loads
-            assert ("safetensors.torch.save_file" in said) != loads
+            assert ("call save_pretrained" in message) == loads
+            assert ("torch.load(file, weights_only=True)" in message) != loads
+            assert ("safetensors.torch.save_file" in message) != loads
 
 
 def test_of_a_folder_with_a_nanogpt_checkpoint_the_file_is_asked_for(tmp_path):

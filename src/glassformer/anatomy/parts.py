@@ -20,7 +20,7 @@ from glassformer.shapes import Float
 
 @dataclass(frozen=True)
 class Lengths:
-    """B rows of T tokens; of N source tokens beside them in an encoder-decoder."""
+    """B rows of T tokens; with N source tokens each in an encoder-decoder."""
 
     B: int
     T: int
@@ -123,7 +123,7 @@ class Reader:
         return max((n for n in self.nearest(node) if n.is_linear), key=lambda n: n.index, default=None)
 
     def stream(self, node: Node, partner: Node | None = None) -> Tensor:
-        """(B,T,·), whatever the layout. `partner` has the same rows in the same order, where it can be told there."""
+        """(B,T,·), whatever the layout. `partner` has the same layout, and is asked if `node` does not show it."""
         B, value = self.lengths.B, node.value
         if value.shape[0] != B or value.dim() != 3 or value.shape[1] not in self.lengths.known:
             rows = value.numel() // value.shape[-1]

@@ -212,10 +212,34 @@ def _read_message(value: Any, place: str) -> Message:
     if value.get("weight") not in (None, 0, 1):
         raise ChatError(f"{place}, has the weight {value['weight']!r}: it must be 0 or 1.")
     message = {key: held for key, held in value.items() if held is not None}
+    if message.get("tool_calls"):
+        message["tool_calls"] = _read_calls(message["tool_calls"], place)
     content = value.get("content")
     if content is None and message.get("tool_calls"):
         return message
     return {**message, "content": _content(content, place)}
+
+
+def _read_calls(calls: Any, place: str) -> list[Any]:
+    """Return calls whose arguments are objects, as templates expect them: OpenAI's format holds them as JSON text."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ChatError(f"{place}, has tool_calls that are not a list of objects.")
+    made = []
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                given = json.loads(function["arguments"] or "{}")
+            except ValueError:
+                given = None
+            if not isinstance(given, dict):
+                raise ChatError(
+                    f"{place}, calls {function.get('name')!r} with arguments that are not a JSON object: "
+                    f"{function['arguments'][:60]!r}."
+                )
+            call = {**call, "function": {**function, "arguments": given}}
+        made.append(call)
+    return made
 
 
 def _content(content: Any, place: str) -> str:

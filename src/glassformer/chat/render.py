@@ -57,10 +57,6 @@ class Renderer:
         """Return the token ids of a conversation, up to where the assistant begins to answer."""
         return self.encode(self._render(messages, answer=True, tools=tools))[0]
 
-    def prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
-        """Return the rendered text of a conversation, up to where the assistant begins to answer."""
-        return self._render(messages, answer=True, tools=tools).text
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -34,7 +34,7 @@ class PlainPrompt:
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
         text = ""
         for message in messages:
             begins = message["role"] == "user" and text and not text.endswith("\n")
@@ -43,7 +43,11 @@ class PlainPrompt:
 
 
 def fit(
-    renderer: Renderer | PlainPrompt, messages: Sequence[Message], limit: int | None, new: int | None
+    renderer: Renderer | PlainPrompt,
+    messages: Sequence[Message],
+    limit: int | None,
+    new: int | None,
+    tools: Sequence[Any] | None = None,
 ) -> tuple[list[int], int]:
     """Return the token ids of the prompt, and how many of the oldest messages were left out to fit the context.
 
@@ -52,7 +56,7 @@ def fit(
     """
     first = next((i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
     head, turns = list(messages[:first]), list(messages[first:])
-    ids = renderer.prompt(messages)
+    ids = renderer.prompt(messages, tools)
     if limit is None:
         return ids, 0
     room = max(1, min(limit // 4, new or limit))
@@ -66,7 +70,7 @@ def fit(
                 f"the last message needs {len(ids):,} tokens and the context of this model holds {limit:,}: shorten it."
             )
         dropped, turns = dropped + following, turns[following:]
-        ids = renderer.prompt([*head, *turns])
+        ids = renderer.prompt([*head, *turns], tools)
     return ids, dropped
 
 

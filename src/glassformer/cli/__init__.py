@@ -26,6 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ended from None
 
 
+def _complain(sentence: str) -> None:
+    """Print an error, wrapped to the width of a terminal."""
+    from glassformer.cli.common import fitted
+
+    print(fitted(f"glass: {sentence}", sys.stderr), file=sys.stderr)
+
+
 CLOSED = 128 + 13
 """Exit code of a program that was ended by SIGPIPE; Python ignores the signal."""
 
@@ -56,12 +63,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("GLASSFORMER_DEBUG"):
             raise
-        print(f"glass: {_sentence(error)}", file=sys.stderr)
+        _complain(_sentence(error))
         return 2
     except (MemoryError, RuntimeError) as error:
         if (sentence := _memory(error)) is None or os.environ.get("GLASSFORMER_DEBUG"):
             raise
-        print(f"glass: {sentence}", file=sys.stderr)
+        _complain(sentence)
         return 2
     finally:
         if alone:

@@ -9,7 +9,7 @@ import tempfile
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import tyro
 
@@ -114,14 +114,17 @@ def free_name(path: Path, force: bool) -> Path:
     return found
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal; None if standard output is not a terminal, and lines may have any length."""
-    return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Return the columns of the terminal; None if the stream is not a terminal, and lines may have any length.
+
+    The default stream is standard output.
+    """
+    return max(40, shutil.get_terminal_size().columns) if (stream or sys.stdout).isatty() else None
 
 
-def fitted(text: str) -> str:
-    """Return a text wrapped to the width of the terminal; unchanged if standard output is not a terminal."""
-    width = terminal_width()
+def fitted(text: str, stream: TextIO | None = None) -> str:
+    """Return a text wrapped to the width of the terminal; unchanged if the stream is not a terminal."""
+    width = terminal_width(stream)
     if width is None:
         return text
     lines: list[str] = []

@@ -80,12 +80,22 @@ def course(
     record = kept.record(item.id)
     if new:
         record.draw, record.hints = record.draw + 1, 0
-        kept.save()
+        _save(kept)
     if action in ("show", "next"):
         return _show(item, kept, json)
     if action == "answer":
         return _answer(item, kept, " ".join(answer), file, json)
     return _help(item, kept, action, json)
+
+
+def _save(kept: "Progress") -> None:
+    """Keep the progress; an answer is judged even where nothing can be written."""
+    try:
+        kept.save()
+    except OSError as error:
+        reason = f"{kept.file} cannot be written ({error.strerror})"
+        note = f"note: the progress is not kept, because {reason}: name another file with --progress."
+        print(fitted(note, sys.stderr), file=sys.stderr)
 
 
 def _named(name: str | None, what: str) -> str:
@@ -195,10 +205,10 @@ def _answer(item: "Item", kept: "Progress", text: str, file: Path | None, json: 
         code = {"right": 0, "wrong": 1}.get(result, 2)
     record.attempts += code < 2
     record.solved = record.solved or code == 0
-    kept.save()
+    _save(kept)
     hint = "" if code == 0 else f"\nglass course hint {item.id} shows a hint."
     facts = {"id": item.id, "result": result, "message": report, "solved": record.solved}
-    _print(facts, f"{result}: {report}{hint if task else ''}" if task else report, json)
+    _print(facts, f"{result}: {report}{hint}" if task else f"{report}{hint}", json)
     return code
 
 
@@ -206,24 +216,23 @@ def _help(item: "Item", kept: "Progress", action: str, json: bool) -> int:
     from glassformer.theory.course.registry import errata
     from glassformer.theory.course.sheets import plain
     from glassformer.theory.exercises import Exercise
+    from glassformer.theory.exercises.hints import hints as hints_of
 
     task, record = _task(item, kept), kept.record(item.id)
     claims = f"glass check {' '.join(item.claims)} --explain" if item.claims else ""
+    if action == "hint":
+        hints = task.hints if task else hints_of(item.id)
+        record.hints = min(record.hints + 1, len(hints))
+        _save(kept)
+        hint = hints[record.hints - 1]
+        text = f"hint {record.hints} of {len(hints)}: {plain(hint) if task else hint}"
+        _print({"id": item.id, "level": record.hints, "hint": hint}, text, json)
+        return 0
     if isinstance(item, Exercise):
-        if action == "hint":
-            raise InputError(
-                f"{item.id} is a coding exercise: hand in a program, and the grader explains its mistakes."
-            )
         facts: dict[str, Any] = {"id": item.id, "solution": item.solution, "claims": list(item.claims)}
         _print(facts, f"{item.solution}\n{claims}", json)
         return 0
     assert task is not None
-    if action == "hint":
-        record.hints = min(record.hints + 1, len(task.hints))
-        kept.save()
-        text = f"hint {record.hints} of {len(task.hints)}: {plain(task.hints[record.hints - 1])}"
-        _print({"id": item.id, "level": record.hints, "hint": task.hints[record.hints - 1]}, text, json)
-        return 0
     named = ("id", "states", "fails", "correct", "example")
     listed = [{name: getattr(erratum, name).strip() for name in named} for erratum in errata(item)]
     text = f"{plain(task.solution)}\n\nanswer: {task.reference}"

@@ -58,15 +58,6 @@ def train_answer() -> dict[str, Any]:
     }
 
 
-def has_compiler() -> bool:
-    """Return whether the CPU kernels can be compiled here; False if the package `kernels` was removed."""
-    try:
-        from glassformer.kernels.toolchain.cxx import compiler
-    except ImportError:
-        return False
-    return compiler() is not None
-
-
 def sample_answer() -> dict[str, Any]:
     """What `glass sample` uses for the bundled model."""
     from glassformer.cli.sample import BUNDLED, load_to_sample

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import io
 import itertools
+import os
 import re
 import shlex
 import shutil
@@ -165,6 +166,8 @@ def _fitted_help() -> Iterator[None]:
     finally:
         sys.stdout = real
         text = kept.text().replace("{" + ",".join(VERBS) + "}", "COMMAND ...")
+        if os.environ.get("NO_COLOR"):  # tyro does not read it
+            text = _COLOUR.sub("", text)
         for is_prose, lines in itertools.groupby(text.splitlines(), _is_prose):
             block = "\n".join(lines)
             plain = _COLOUR.sub("", block)

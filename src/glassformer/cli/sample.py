@@ -22,6 +22,7 @@ from glassformer.cli.common import (
     Threads,
     TopK,
     TopP,
+    fitted,
     option,
     set_threads,
 )
@@ -155,7 +156,7 @@ def _print_heading(i: int, count: int, seed: int) -> None:
 def _report_engine(job: "Continuation") -> None:
     """Print which implementation ran, and why."""
     assert job.implementation is not None
-    print(f"engine: {job.implementation.text()}", file=sys.stderr)
+    print(fitted(f"engine: {job.implementation.text()}", sys.stderr), file=sys.stderr)
 
 
 def _report_draft(job: "Continuation") -> None:
@@ -163,7 +164,7 @@ def _report_draft(job: "Continuation") -> None:
     if (acceptance := job.acceptance) is not None:
         accepted = f"{acceptance.accepted} of {acceptance.proposed} proposed tokens accepted ({acceptance.rate:.0%})"
         passes = f"{len(job.new)} tokens in {acceptance.passes} passes of the model"
-        print(f"draft: {accepted}; {passes}", file=sys.stderr)
+        print(fitted(f"draft: {accepted}; {passes}", sys.stderr), file=sys.stderr)
 
 
 def _read_prompt(prompt: str | None, file: str | None) -> str:

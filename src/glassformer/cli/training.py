@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, free_name, option, refuse_unused
+from glassformer.cli.common import (
+    InputError,
+    Json,
+    fitted,
+    free_name,
+    option,
+    refuse_unused,
+    terminal_width,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from glassformer.training import Session
@@ -137,7 +146,7 @@ def _show(session: "Session", count: int) -> None:
 def _print_fields(json: bool) -> None:
     from glassformer.training.fields import fields_to_dict, run_file_page
 
-    print(json_module.dumps(fields_to_dict()) if json else run_file_page(), end="\n" if json else "")
+    print(json_module.dumps(fields_to_dict()) if json else wrapped(run_file_page().rstrip(), terminal_width()))
 
 
 def _replay(folder: Path, names: tuple[str, ...], json: bool) -> int:
@@ -199,7 +208,7 @@ def _note(sentence: str) -> None:
     from glassformer.training.distributed.group import is_main
 
     if is_main():
-        print(f"note: {sentence}", file=sys.stderr)  # not "glass: ", which begins an error
+        print(fitted(f"note: {sentence}", sys.stderr), file=sys.stderr)  # not "glass: ", which begins an error
 
 
 class _Listener:

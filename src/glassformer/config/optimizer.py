@@ -23,20 +23,17 @@ class OptimizerFacts:
     """What it keeps for each parameter, in words."""
     states: int
     """Numbers that it keeps for each number of a parameter."""
-    matrix_states: int
-    """The same for the hidden matrices of the blocks."""
     temporaries: int
     """Numbers that an unfused step allocates for each number of the largest parameter. (Muon has its own formula in
     `sizing.step`.)"""
 
 
 OPTIMIZERS: dict[OptimizerKind, OptimizerFacts] = {
-    "adamw": OptimizerFacts("AdamW for all parameters", "two moments", 2, 2, 2),
+    "adamw": OptimizerFacts("AdamW for all parameters", "two moments", 2, 2),
     "muon": OptimizerFacts(
         "Muon for the matrices of the blocks and AdamW for the other parameters",
         "momentum for the matrices of the blocks, two moments for the rest",
         2,
-        1,
         0,
     ),
 }

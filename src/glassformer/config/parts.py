@@ -183,6 +183,10 @@ class Dense:
     bias: bool = True
     """Biases on both projections."""
 
+    @property
+    def has_down_bias(self) -> bool:
+        return self.bias
+
     def __post_init__(self) -> None:
         require_positive(self, "d_ff")
         require_choice(self, "activation", Activation)
@@ -201,11 +205,17 @@ class Gated:
     activation: Activation = "silu"
     """The activation of the gate."""
     bias: bool = False
-    """Biases on the three projections."""
+    """Biases on the three projections; of the last one, `down_bias` may say otherwise."""
     limit: float | None = None
     """Bound of gate(x) and up(x). Default: none."""
     up_offset: float = 0.0
     """Constant added to up(x) (1 in gpt-oss)."""
+    down_bias: bool | None = None
+    """Bias on the down projection. Default: as `bias`."""
+
+    @property
+    def has_down_bias(self) -> bool:
+        return self.bias if self.down_bias is None else self.down_bias
 
     def __post_init__(self) -> None:
         require_positive(self, "d_ff")

@@ -20,6 +20,9 @@ TABLE = (
     ("*.gate.weight", 0),
     ("*.gate.bias", 0),
     ("*.down.weight", 1),
+    ("embed.tokens.weight", 0),
+    ("head.weight", 0),
+    ("head.bias", 0),
 )
 """Patterns of names of parameters, and the dimension that is divided among the ranks. All others are on every rank."""
 
@@ -27,6 +30,11 @@ TABLE = (
 def cut_dimension(name: str) -> int | None:
     """Return the dimension of a parameter that is divided; None if every rank has all of it."""
     return next((dimension for pattern, dimension in TABLE if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def is_of_vocabulary(name: str) -> bool:
+    """Return whether the dimension of a parameter that is divided is the vocabulary: its parts may differ by one."""
+    return name in ("embed.tokens.weight", "head.weight", "head.bias")
 
 
 def indivisible(config: ModelConfig, size: int) -> str | None:

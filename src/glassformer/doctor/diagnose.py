@@ -124,12 +124,12 @@ def _attention_maps(subject: Subject, length: int) -> dict[str, Any]:
 
 
 def _notes(exam: Examination) -> tuple[str, ...]:
-    """What could not be examined, and real findings that are no disease, once each."""
+    """What could not be examined, and real findings that are not bugs, once each."""
     notes = [*exam.subject.notes, *exam.notes]
     if exam.subject.device.type != "cpu":
         notes.insert(0, f"examined on {device_name(exam.subject.device)}.")
     for finding in exam.findings:
         if finding.verdict is Verdict.SKIP:
-            what = "found, no disease" if finding.evidence.get("explained") else "not examined"
+            what = "found, not a bug" if finding.evidence.get("explained") else "not examined"
             notes.append(f"{finding.id} ({what}): {finding.why}")
     return tuple(dict.fromkeys(notes))

@@ -115,16 +115,16 @@ def _from_name(name: str) -> ModuleType:
     return _imported(lambda: importlib.import_module(name), name, Path.cwd())
 
 
-def _imported(run: Callable[[], Any], name: str, beside: Path) -> Any:
-    """What is imported finds its neighbours; whatever stops it is said."""
-    sys.path.insert(0, str(beside))
+def _imported(run: Callable[[], Any], name: str, folder: Path) -> Any:
+    """Import with `folder` on the path; report whatever stops it."""
+    sys.path.insert(0, str(folder))
     try:
         return run()
     except (Exception, SystemExit) as error:
         raise CannotExamineError(f"{name} cannot be imported: {_words(error)}.") from None
     finally:
         with contextlib.suppress(ValueError):
-            sys.path.remove(str(beside))
+            sys.path.remove(str(folder))
 
 
 def _attribute(module: ModuleType, name: str, place: str) -> Any:

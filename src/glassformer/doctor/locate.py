@@ -21,7 +21,7 @@ EXACT, ROUNDED = 1e-6, 1e-3
 
 
 def layer_of_fault(subject: Subject, group: list[Finding]) -> int | None:
-    """The layer of a diagnosis whose probes named none; None where there are no blocks or nothing is told."""
+    """The layer of a diagnosis whose probes named none; None where there are no blocks or no layer can be named."""
     name = group[0].id.split("/")[0]
     find = FINDERS.get(name)
     if find is None or not subject.blocks():

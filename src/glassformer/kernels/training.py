@@ -41,6 +41,8 @@ class TrainingRequest:
     """True if matmuls are to be in float8 (`machine.products = "float8"`)."""
     muon: bool = False
     """True if the optimizer is Muon."""
+    frozen: bool = False
+    """True if some parameters are frozen, or have adapters. Kernels with matmuls compute every gradient."""
 
 
 AROUND = any_values(
@@ -210,7 +212,13 @@ def _checked(
     name: str, machine: Callable[[ModelConfig, TrainingRequest], str | None]
 ) -> Callable[[ModelConfig, TrainingRequest], str | None]:
     """Return `supports` of a kernel: first the config fields (ALLOWED), then shapes, dtype and device."""
-    return lambda config, request: unsupported_field(config, ALLOWED[name]) or machine(config, request)
+
+    def supports(config: ModelConfig, request: TrainingRequest) -> str | None:
+        if request.frozen and name != "native attention":
+            return "some parameters are frozen"
+        return unsupported_field(config, ALLOWED[name]) or machine(config, request)
+
+    return supports
 
 
 def _kernel(name: str, replaces: str, machine: Callable[..., str | None], accuracy: str, test: str) -> Kernel:

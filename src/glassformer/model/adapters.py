@@ -8,11 +8,12 @@ over its inputs, and its gradient is not computed (section 4.3 of that paper).
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from glassformer.model.moe import Router
 from glassformer.model.nf4 import Quantized, quantize, quantized_linear
@@ -50,6 +51,37 @@ def scale_of(rank: int, alpha: float, stabilised: bool) -> float:
     return alpha / math.sqrt(rank) if stabilised else alpha / rank
 
 
+class _LowRankLinear(torch.autograd.Function):
+    """x W^T + b + s (x A^T) B^T with a frozen W and b.
+
+    Autograd would add the two outputs, and the two gradients of x, in passes of their own. Here the matmuls of the
+    adapter add to what the matmuls of W have written.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
+        rows = x.flatten(0, -2)
+        out = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
+        low = rows @ A.t()
+        out.addmm_(low, B.t(), alpha=scale)
+        ctx.save_for_backward(rows, weight, A, B, low)
+        ctx.scale, ctx.shape = scale, x.shape
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, A, B, low = ctx.saved_tensors
+        gradient = gradient.flatten(0, -2)
+        d_low = gradient @ B
+        d_A = torch.addmm(A, d_low.t(), rows, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[3] else None
+        d_B = torch.addmm(B, gradient.t(), low, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[4] else None
+        d_x = None
+        if ctx.needs_input_grad[0]:
+            d_x = (gradient @ weight).addmm_(d_low, A, alpha=ctx.scale).view(ctx.shape)
+        return d_x, None, None, d_A, d_B, None
+
+
 class AdaptedLinear(nn.Linear):
     """A frozen linear layer with an adapter. Its state dict has the names of the layer, and those of the adapter.
 
@@ -84,18 +116,35 @@ class AdaptedLinear(nn.Linear):
         assert weight is not None
         return weight
 
-    def adapter(self) -> Adapter:
-        """Return the adapter as it is now. The tensors are those of the layer, not copies."""
-        magnitude = None if self.lora_magnitude is None else self.lora_magnitude.detach()
-        return Adapter(self.lora_A.detach(), self.lora_B.detach(), self.scale, magnitude, self.stabilised)
+    def adapter(self, tensors: Mapping[str, Tensor] | None = None, name: str = "") -> Adapter:
+        """Return the adapter as it is now. The tensors are those of the layer, not copies.
+
+        With `tensors`, they are those of this state dict, in which the layer has this name.
+        """
+        kept = {
+            own: parameter.detach() if tensors is None else tensors[f"{name}.{own}"]
+            for own, parameter in self.named_parameters()
+            if own.startswith("lora_")
+        }
+        return Adapter(kept["lora_A"], kept["lora_B"], self.scale, kept.get("lora_magnitude"), self.stabilised)
 
     def forward(self, x: Float[Tensor, "*n I"]) -> Float[Tensor, "*n O"]:
+        if self._is_one_function(x):
+            fused: Tensor = _LowRankLinear.apply(x, self.base(), self.bias, self.lora_A, self.lora_B, self.scale)
+            return fused
         out = F.linear(x, self.base()) if self.quantized is None else quantized_linear(x, self.quantized)
         low = self.scale * F.linear(self.dropout(x), self.lora_A)  # scaled here, where it is smallest
         out = out + F.linear(low, self.lora_B)
         if self.lora_magnitude is not None:
             out = out * (self.lora_magnitude / self.row_norms()).to(out.dtype)
         return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def _is_one_function(self, x: Tensor) -> bool:
+        """Return whether `_LowRankLinear` computes the layer: plain LoRA in one dtype. A compiler fuses better."""
+        plain = self.quantized is None and self.lora_magnitude is None and not (self.training and self.dropout.p)
+        if not plain or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+            return False
+        return x.dim() > 1 and x.dtype == self.lora_A.dtype == self.base().dtype
 
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "O"]:
@@ -121,9 +170,19 @@ def choose_layers(names: Iterable[str], targets: Literal["linear"] | tuple[str, 
 
 @torch.no_grad()
 def fresh_adapters(
-    model: Model, names: Iterable[str], rank: int, alpha: float, stabilised: bool, dora: bool, seed: int
+    model: Model,
+    names: Iterable[str],
+    rank: int,
+    alpha: float,
+    stabilised: bool,
+    dora: bool,
+    seed: int,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Adapter]:
-    """Return adapters that change nothing yet: A uniform in ±1/sqrt(I), B zero, and m the norms of the rows."""
+    """Return adapters that change nothing yet: A uniform in ±1/sqrt(I), B zero, and m the norms of the rows.
+
+    `weights` is the state dict of a model that has no values of its own (device "meta"). Default: those of the model.
+    """
     generator, scale = torch.Generator().manual_seed(seed), scale_of(rank, alpha, stabilised)
     made = {}
     for name in names:
@@ -131,7 +190,10 @@ def fresh_adapters(
         assert isinstance(layer, nn.Linear)
         bound = layer.in_features**-0.5  # Kaiming-uniform with a = sqrt(5)
         A = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=generator)
-        magnitude = layer.weight.float().norm(dim=1).cpu() if dora else None
+        weight = layer.weight if weights is None else weights[f"{name}.weight"]
+        magnitude = weight.float().norm(dim=1) if dora else None
+        if magnitude is not None and not magnitude.is_meta:
+            magnitude = magnitude.cpu()
         made[name] = Adapter(A, torch.zeros(layer.out_features, rank), scale, magnitude, stabilised)
     return made
 
@@ -159,10 +221,15 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     return {name: module.adapter() for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
 
 
-def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of the model without adapters that computes the same."""
-    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+def merged_state(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return the state dict of the model without adapters that computes the same.
+
+    `tensors` holds the values of a model whose own tensors are distributed. Default: those of the model.
+    """
+    held = model.state_dict() if tensors is None else tensors
+    state = {name: tensor for name, tensor in held.items() if ".lora_" not in name}
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
-            state[f"{name}.weight"] = module.weight.detach()
+            weight = module.base().detach() if tensors is None else tensors[f"{name}.weight"]
+            state[f"{name}.weight"] = module.adapter(tensors, name).merge(weight)
     return state

@@ -154,11 +154,20 @@ class SandwichBlock(SequentialBlock):
         self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
     ) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
-        out = self.attend(tap("attention.normed", self.norm_attention(x)), context, layer, tap)
-        x = self.add(x, tap("attention.out_normed", self.norm_attention_out(out)))
+        # one expression each: a name for the output of a sublayer would keep it alive during the next one
+        x = self.add(
+            x,
+            tap(
+                "attention.out_normed",
+                self.norm_attention_out(
+                    self.attend(tap("attention.normed", self.norm_attention(x)), context, layer, tap)
+                ),
+            ),
+        )
         if self.norm_cross is not None and self.norm_cross_out is not None:
             out = self.attend_memory(tap("cross.normed", self.norm_cross(x)), context, layer, tap)
             x = self.add(x, tap("cross.out_normed", self.norm_cross_out(out)))
+            del out
         x = tap("resid_mid", x)
         if self.norm_feedforward is not None and self.norm_feedforward_out is not None:
             out = self.feed(tap("feedforward.normed", self.norm_feedforward(x)), tap)

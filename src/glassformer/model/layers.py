@@ -119,7 +119,7 @@ class Gated(nn.Module):
         self.activation, self.limit, self.up_offset = ACTIVATIONS[spec.activation], spec.limit, spec.up_offset
         self.gate = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
         self.up = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
-        self.down = nn.Linear(spec.d_ff, d_model, bias=spec.bias)
+        self.down = nn.Linear(spec.d_ff, d_model, bias=spec.has_down_bias)
 
     def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
         # one expression: a name for a factor would keep its input alive

@@ -184,7 +184,7 @@ def _feedforward(part: FeedForward, name: str, D: int) -> Shapes:
 
 def _expert(feedforward: Dense | Gated, name: str, D: int) -> Shapes:
     F, bias = feedforward.d_ff, feedforward.bias
-    table = _linear(f"{name}.up", F, D, bias) | _linear(f"{name}.down", D, F, bias)
+    table = _linear(f"{name}.up", F, D, bias) | _linear(f"{name}.down", D, F, feedforward.has_down_bias)
     if isinstance(feedforward, Gated):
         table |= _linear(f"{name}.gate", F, D, bias)
     return table

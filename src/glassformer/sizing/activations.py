@@ -91,6 +91,11 @@ class Pass:
         """True if the model computes scores and pattern itself, because torch's kernel has no cap and no sinks."""
         return self.config.attention.softcap is not None or self.config.attention.sinks
 
+    @property
+    def has_qk_norm_by_head(self) -> bool:
+        """True if queries and keys are normed head by head, which leaves them contiguous."""
+        return self.config.attention.qk_norm is not None and self.config.attention.qk_norm_over != "all"
+
     def uses_rotary(self, cross: bool) -> bool:
         return isinstance(self.config.layer_position(self.layer), Rotary) and not cross
 
@@ -117,29 +122,37 @@ class Pass:
         return window is not None and window < self.length
 
 
-def saved_by_norm(norm: LayerNorm | RMSNorm, rows: int, n: int, width: int) -> int:
+def saved_by_norm(norm: LayerNorm | RMSNorm, rows: int, n: int, width: int, heads: int = 0) -> int:
     """Return the bytes of the input and the statistics of a norm over `rows` vectors of `n` numbers.
 
-    The output is counted by the operation that reads it.
+    The output is counted by the operation that reads it. With `heads`, each head has a weight of its own, which is
+    multiplied afterwards.
     """
-    if isinstance(norm, LayerNorm):
-        return rows * n * width + 2 * rows * width  # native_layer_norm: input; mean and 1/std of each vector
     upcast = max(width, 4)
-    return 2 * rows * n * upcast + rows * upcast  # rms_norm: input (upcast), x/rms before the weight; 1/rms
+    total = (
+        n * (width if isinstance(norm, LayerNorm) else upcast) if norm.offset and not heads else 0
+    )  # offset + weight
+    if heads:
+        total += (rows * n + heads * n) * width  # the factors: the normalized vectors, and offset + weight
+    if isinstance(norm, LayerNorm):
+        return total + rows * n * width + 2 * rows * width  # native_layer_norm: input; mean and 1/std of each vector
+    # rms_norm: input (upcast), x/rms before the weight; 1/rms
+    return total + (2 if norm.weight and not heads else 1) * rows * n * upcast + rows * upcast
 
 
 def saved_by_activation(activation: str, n: int) -> int:
     """Return how many of the n numbers an activation function saves, apart from the input of the down projection."""
     if activation in ("relu", "tanh"):
         return 0  # their backward reads the output, which the down projection saves anyway
-    return n  # gelu, silu: the input; relu2: the output of relu
+    return 2 * n if activation == "quick_gelu" else n  # gelu, silu: the input; relu2: the output of relu
 
 
 def saved_by_expert(expert: Dense | Gated, n: int) -> int:
     """Return how many numbers a feed-forward layer saves for n hidden numbers (tokens times F), without its input."""
     if isinstance(expert, Gated):
+        limited = 2 * n if expert.limit is not None else 0  # clamp: its input, for gate and up
         # the activation; both factors (its output and the output of up); their elementwise product, read by down
-        return saved_by_activation(expert.activation, n) + 3 * n
+        return saved_by_activation(expert.activation, n) + 3 * n + limited
     return saved_by_activation(expert.activation, n) + n  # the activation; its output, read by down
 
 
@@ -154,11 +167,17 @@ def saved_by_feedforward(run: Pass) -> int:
     E, routed = ff.n_experts, N * ff.n_active
     router = N * E * run.upcast_width + N * E * 8  # softmax: its output; sort: the order
     if ff.normalize:
-        router += N * E * run.upcast_width + N * run.upcast_width  # division: the sorted probabilities and their sum
+        gathers = ff.router.correction or ff.router.groups > 1  # then the choice is not made by sorting the scores
+        kept = ff.n_active if gathers else E
+        router += N * kept * run.upcast_width + N * run.upcast_width  # division: (sorted) probabilities and their sum
     rows = 3 * routed * D  # gathered expert inputs; expert outputs; expert outputs times gate, added by index_add
     hidden = saved_by_expert(ff.expert, routed * ff.expert.d_ff)
     # the last two terms: the gates, and two int64 indices (token, slot) for each routed token
-    return run.hidden_states + router + (rows + hidden + routed) * run.width + 16 * routed
+    total = run.hidden_states + router + (rows + hidden + routed) * run.width + 16 * routed
+    if ff.shared is not None:
+        total += saved_by_expert(ff.shared, N * ff.shared.d_ff) * run.width
+        total += (N + N * D) * run.width if ff.shared_gate else 0  # the gate, and what it multiplies
+    return total
 
 
 def saved_by_attention(run: Pass, cross: bool = False) -> int:
@@ -174,20 +193,58 @@ def saved_by_attention(run: Pass, cross: bool = False) -> int:
         total += run.hidden_states  # v has another input than q and k
     if run.uses_autocast and not cross:  # autocast casts the input for q, k and v separately
         total += run.hidden_states * (2 - run.uses_qk_position(cross))
-    if cfg.attention.qk_norm is not None:
-        total += saved_by_norm(cfg.attention.qk_norm, B * T * H, K, w)
-        total += saved_by_norm(cfg.attention.qk_norm, B * S * G, K, w)
+    total += _saved_by_projections(run, S)
     heads = B * T * H * U * w
+    if run.is_explicit:
+        return total + heads + _saved_by_explicit_attention(run, S)
     if run.materializes_pattern(cross):
         wide = run.upcast_width  # half precision is upcast before the matmuls
         total += (B * H * T * K + B * H * S * K + B * H * S * U) * wide  # matmuls: q, and k and v repeated to H heads
         # softmax: the pattern; dropout: its mask, and the pattern times the mask
         total += (3 if run.has_dropout else 1) * B * H * T * S * wide
         return total + heads  # the joined heads, read by o
+    G = cfg.n_heads if cfg.attention.latent is not None else G
     total += (B * T * H * K + B * S * G * K + B * S * G * U) * w + heads  # fused kernel: q, k, v and its output
     total += B * H * T * run.upcast_width  # fused kernel: logsumexp of the scores of each query
-    if (run.uses_rotary(cross) or cfg.attention.qk_norm is not None) and H > 1 and T > 1:
+    if (run.uses_rotary(cross) or run.has_qk_norm_by_head) and H > 1 and T > 1:
         total += heads  # q is contiguous, hence the output too, and joining the heads for o copies it
+    return total
+
+
+def _saved_by_projections(run: Pass, S: int) -> int:
+    """Return what norms and clamps of queries, keys and values save, and the low-rank vectors of latent attention."""
+    cfg, B, T, w = run.config, run.batch, run.length, run.width
+    H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
+    attention, total = cfg.attention, 0
+    if attention.qk_norm is not None:
+        for rows, n in ((B * T, H), (B * S, G)):
+            if attention.qk_norm_over == "all":
+                total += saved_by_norm(attention.qk_norm, rows, n * K, w)
+            else:
+                own = n if attention.qk_norm_over == "heads" else 0
+                total += saved_by_norm(attention.qk_norm, rows * n, K, w, own)
+    if attention.clip is not None:
+        total += (B * T * H * K + B * S * G * (K + U)) * w  # clamp: its input
+    if (latent := attention.latent) is not None:
+        for rows, rank in ((B * S, latent.kv_rank), (B * T, latent.q_rank or 0)):
+            if rank:  # the norm, and its output, read by k and v, or by q
+                total += saved_by_norm(latent.norm, rows, rank, w) + rows * rank * w
+    return total
+
+
+def _saved_by_explicit_attention(run: Pass, S: int) -> int:
+    """Return what attention saves if the model computes it line by line, without its input and the joined heads."""
+    cfg, B, T, w, wide = run.config, run.batch, run.length, run.width, run.upcast_width
+    H, K, U = cfg.n_heads, cfg.d_head, cfg.d_value
+    scores = B * H * T * S
+    total = (B * H * T * K + B * H * S * (K + U)) * w  # matmuls: q, and k and v repeated to H heads
+    if cfg.attention.softcap is not None:
+        total += scores * w  # tanh: its output
+    total += (scores + B * H * T * cfg.attention.sinks) * wide  # softmax: its output, with the column of the sinks
+    if run.has_dropout:
+        total += 2 * scores * w  # its mask, and the pattern times the mask
+    elif wide != w:
+        total += scores * w  # the pattern in half precision
     return total
 
 
@@ -197,31 +254,41 @@ def saved_by_mask(run: Pass, layer: int) -> int:
     A masked score bias is computed once for each window size. It counts for the first block that reads it.
     """
     cfg, square = run.config, run.length**2
+    if run.is_explicit and not cfg.biases_scores:
+        return square if run.causal or run.has_window_mask(layer) else 0  # masked_fill: the boolean mask
     first = all(cfg.window(earlier) != cfg.window(layer) for earlier in range(layer))
     if cfg.trained_bias is not None:
         masked = run.causal or run.has_window_mask(layer)
         return square if first and masked else 0  # masked_fill: the boolean mask
     if cfg.biases_scores:
-        fused = not run.materializes_pattern(cross=False)
+        fused = not run.materializes_pattern(cross=False) and not run.is_explicit
         return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
     if run.has_window_mask(layer) and not run.materializes_pattern(cross=False):
         return square * run.width  # fused kernel: the mask in additive form
     return 0
 
 
-def saved_by_block(run: Pass, layer: int) -> int:
-    """Return the bytes that one block saves: norms, branches and dropout masks."""
+def saved_between(run: Pass, layer: int) -> int:
+    """Return the bytes that one block saves between its branches: norms, and the dropout mask of each branch."""
     cfg, run = run.config, run.at(layer)
     branches = 1 + run.has_feedforward + bool(run.memory)
     norms = 1 if cfg.placement == "parallel" else branches * (1 + (cfg.placement == "sandwich"))
     norms -= not cfg.has_attention_norm(layer)
     total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+    return total + branches * run.hidden_states * run.has_dropout
+
+
+def saved_by_block(run: Pass, layer: int) -> int:
+    """Return the bytes that one block saves: norms, branches and dropout masks."""
+    total, cfg, run = saved_between(run, layer), run.config, run.at(layer)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
     if run.memory:
         total += saved_by_attention(run, cross=True)
     if cfg.placement == "parallel":
         total -= run.hidden_states  # both branches read the output of the same norm
-    return total + branches * run.hidden_states * run.has_dropout  # dropout mask of each branch
+    if cfg.placement == "parallel_two" and (isinstance(cfg.norm, LayerNorm) or run.norm_width >= 4):
+        total -= run.residual  # both norms read the residual stream; rms_norm upcasts half precision for each
+    return total
 
 
 def kept_by_block(run: Pass, layer: int, recompute: Recompute) -> int | None:
@@ -266,8 +333,9 @@ def saved_before_blocks(run: Pass) -> int:
     cfg, total = run.config, run.hidden_states * run.has_dropout
     if cfg.learned_positions is not None:
         total += 8 * run.length  # embedding lookup: the position ids
-    if isinstance(cfg.position, Rotary):
-        total += run.length * cfg.position.rotated(cfg.d_head) * run.width  # cos and sin, shared by all blocks
+    for position in {cfg.layer_position(layer) for layer in range(cfg.n_layers)}:
+        if isinstance(position, Rotary):
+            total += run.length * position.rotated(cfg.d_head) * run.width  # cos and sin, shared by the blocks
     if cfg.trained_bias is not None:
         total += 8 * run.length**2  # embedding lookup: the bucket of each (query, key) pair
     if cfg.embedding.norm:
@@ -300,5 +368,9 @@ def saved_by_head(run: Pass) -> int:
         total += numbers * run.width  # the output of the transform (and of its norm), read by the output matrix
     if cfg.head.transform is not None:
         total += saved_by_activation(cfg.head.transform, numbers * run.width)
+        if cfg.head.transform in ("relu", "tanh") and isinstance(cfg.norm, RMSNorm) and run.norm_width < 4:
+            total += numbers * run.width  # their output: the norm after them saves an upcast copy of it instead
         total += saved_by_norm(cfg.norm, run.tokens, cfg.head_width, run.norm_width)
+    if cfg.head.softcap is not None:
+        total += run.tokens * cfg.vocab_size * run.width  # tanh: its output
     return total + run.tokens * cfg.vocab_size * run.width  # log-softmax: its output

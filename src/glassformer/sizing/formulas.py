@@ -224,7 +224,7 @@ def _of_shared(terms: list[Term]) -> list[Term]:
 
 def _expert_terms(expert: Dense | Gated) -> list[Term]:
     n_in = 2 if isinstance(expert, Gated) else 1
-    return [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
+    return [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.has_down_bias), "D")]
 
 
 def _embedding(config: ModelConfig) -> list[Term]:

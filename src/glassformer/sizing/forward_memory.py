@@ -3,7 +3,7 @@
 The counts describe eager mode on the CPU, as in `memory`.
 """
 
-from glassformer.config import Gated, ModelConfig, MoE, NoFeedForward
+from glassformer.config import Dense, Gated, ModelConfig, MoE, NoFeedForward
 from glassformer.sizing.activations import Pass
 
 
@@ -21,6 +21,8 @@ def prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int, 
             held += run.hidden_states  # the encoder's output, until the decoder is done
     last = next(reversed(runs.values()))[0]
     logits = last.tokens * config.vocab_size * last.width if config.head is not None else 0
+    if config.head is not None and config.head.softcap is not None:
+        logits *= 3  # the logits, and the input and output of tanh
     held += last.hidden_states  # the input of the head
     if config.head is not None and config.head.has_transform:
         held += last.tokens * config.head_width * last.width  # the output of the transform
@@ -49,6 +51,8 @@ def _attention_forward(run: Pass, layer: int) -> int:
     q, heads = B * T * H * K * w, B * T * H * U * w
     kv = 0 if run.causal else B * T * G * (K + U) * w
     kv += run.hidden_states * run.uses_qk_position(cross=False)  # input of q and k: x + position
+    if run.is_explicit:
+        return q + kv + _explicit_forward(run) + heads
     if run.materializes_pattern(cross=False):
         copies = (B * H * T * (2 * K + U) + 2 * B * H * T * T) * run.upcast_width  # q, k, v; scores, pattern
         return q + kv + copies + heads + B * H * T * T  # and the boolean mask of the scores, one byte each
@@ -60,10 +64,31 @@ def _attention_forward(run: Pass, layer: int) -> int:
     return kv + max(rotation, q + heads + max(mask, copy + run.hidden_states))
 
 
+def _explicit_forward(run: Pass) -> int:
+    """Return the peak bytes of scores and pattern where the model computes them line by line, with k and v repeated."""
+    cfg, B, T, w, wide = run.config, run.batch, run.length, run.width, run.upcast_width
+    copies = B * cfg.n_heads * T * (cfg.d_head + cfg.d_value) * w
+    capped = 3 * w  # the scores, and the input and output of tanh or of the factor after it
+    # the scores (twice with the column of the sinks), and in the softmax its upcast input and its output
+    in_softmax = (1 + cfg.attention.sinks) * w + (wide if wide == w else 2 * wide)
+    return copies + B * cfg.n_heads * T * T * max(capped if cfg.attention.softcap is not None else 0, in_softmax)
+
+
 def _feedforward_forward(run: Pass) -> int:
     ff = run.feedforward
     if isinstance(ff, NoFeedForward):
         return 0
+    if isinstance(ff, MoE) and ff.shared is not None:  # the experts are done: their sum, and the shared expert
+        return max(_routed_forward(run, ff), run.hidden_states + _dense_forward(run, ff.shared))
+    return _routed_forward(run, ff)
+
+
+def _dense_forward(run: Pass, expert: Dense | Gated) -> int:
+    alive = 3 if isinstance(expert, Gated) or expert.activation == "relu2" else 2
+    return alive * run.tokens * expert.d_ff * run.width
+
+
+def _routed_forward(run: Pass, ff: Dense | Gated | MoE) -> int:
     expert = ff.expert if isinstance(ff, MoE) else ff
     rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
     hidden = rows * expert.d_ff * run.width

@@ -211,7 +211,7 @@ def _expert(expert: Dense | Gated, D: int) -> Iterator[tuple[str, Shape]]:
             assert_never(expert)
     for name in names:
         yield from _prefixed(name, _linear(expert.d_ff, D, expert.bias))
-    yield from _prefixed("down", _linear(D, expert.d_ff, expert.bias))
+    yield from _prefixed("down", _linear(D, expert.d_ff, expert.has_down_bias))
 
 
 def _linear(n_out: int, n_in: int, bias: bool) -> Iterator[tuple[str, Shape]]:

@@ -9,10 +9,11 @@ device. Communication is added to it, as rings inside a machine and between mach
               forward pass and again for the backward pass; the gradients (4 bytes) are reduce-scattered. There is one
               message per layer and one for everything else. This overlaps with forward and backward pass. Copying each
               message into a buffer and out of it does not overlap: 2·(1 + 1/n) bytes of memory traffic per byte.
-    tensor t  t devices of one machine divide the heads and hidden units of every layer: 4 all-reduces of the residual
-              stream (2 bytes) per layer and step, without overlap. Each device holds 1/t of the matrices of the layers,
-              and all of embedding, head and norms (`config.placement`); over the n/t groups they are sharded as above.
-              Every device computes the head and saves the residual stream of all sequences of its group.
+    tensor t  t devices of one machine divide the heads and hidden units of every layer, the vocabulary, and between
+              them the positions. Gathers and scatters of the residual stream (2 bytes) are as many bytes as 4
+              all-reduces per layer and step, and 3 for embedding and head, without overlap. Each device holds 1/t of
+              all matrices, and all of norms and positions (`config.placement`); over the n/t groups they are sharded
+              as above. Every device saves the inputs of attention and feed-forward of all sequences of its group.
 
 An all-reduce of s bytes over n devices sends 2·s·(n-1)/n bytes through each link, an all-gather or a reduce-scatter
 half of that. Each has its own measured rate (equal with rings; gloo takes twice as long for a reduce-scatter as for an
@@ -20,10 +21,14 @@ all-gather). Across machines, the devices of each machine reduce first, then eac
 peers in the other machines. `Device.overlap` says how much communication overlaps with compute: nothing on a CPU, where
 the processor that copies is the one that computes and fully_shard waits for each message.
 
-Memory per device: 16 bytes per parameter (float32 weight, gradient and two AdamW moments), divided by the number of
-devices that shard it; two gathered layers; and the activations that autograd saves in bfloat16 (see `activations`; the
-logits are computed in chunks). If that does not fit, `machine.recompute = "full"` is used: only the inputs of blocks
-are saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3.
+Memory per device: 12 bytes per parameter (float32 weight and two AdamW moments), divided by the number of devices that
+shard it; two gathered layers; and the larger of 4 bytes per parameter for the gradient, which grows in the backward
+pass, and of what shrinks meanwhile: the activations that autograd saves (see `activations`; the residual stream in
+float32, the rest in bfloat16; the logits are computed in chunks and not counted) and the bfloat16 copies of all weights
+that autocast makes, which autograd keeps as well. With `data`, gradients are always there. Weights that are gathered in
+bfloat16 need no copies. If that does not fit, `machine.recompute = "full"` is used: only the inputs of blocks are
+saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3. `ranks_memory` in
+bench/developer compares this with fake and real ranks.
 """
 
 import math
@@ -33,13 +38,20 @@ from typing import Any, assert_never
 
 from glassformer.config import DecoderConfig, Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
 from glassformer.config.placement import cut_dimension, divided, indivisible, part_not_supported
-from glassformer.sizing.activations import Pass, saved_after_blocks, saved_before_blocks, saved_by_block
+from glassformer.sizing.activations import (
+    Pass,
+    saved_after_blocks,
+    saved_before_blocks,
+    saved_between,
+    saved_by_block,
+    saved_by_norm,
+)
 from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import flops, lengths
 from glassformer.sizing.parameters import active, count, parameters
 
-STATE = 16
-"""Bytes per parameter: float32 weight, gradient and two AdamW moments."""
+STATE, GRADIENT, COPY = 12, 4, 2
+"""Bytes per parameter: float32 weight and two AdamW moments; its gradient; the copy that autocast makes."""
 _RESIDUAL, _HIDDEN, _LOGIT = 42.0, 13.4, 7.5
 """Bytes of pointwise memory traffic per number of residual stream, hidden layer and logits; see `devices`."""
 STEP = 50.0
@@ -162,14 +174,14 @@ class Work:
 def work(config: ModelConfig, context: int, shared: int = 1) -> Work:
     """Return the work of one sequence. A step of b sequences takes b times that, plus the optimizer and the gaps.
 
-    `shared` devices divide the layers; each of them computes the whole head.
+    `shared` devices divide it (tensor parallelism).
     """
-    needed = {part: n if part == "head" else n / shared for part, n in flops(config, 1, context).needed.items()}
+    needed = {part: n / shared for part, n in flops(config, 1, context).needed.items()}
     matmuls = 3 * sum(n for part, n in needed.items() if part not in ("scores", "mix", "cross_scores"))
     attention = 3.5 * sum(needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
-    hidden = _hidden(config.feedforward) / shared
+    hidden = _hidden(config.feedforward)
     moved = context * (config.n_layers * (_RESIDUAL * config.d_model + _HIDDEN * hidden) + _LOGIT * config.vocab_size)
-    return Work(matmuls, attention, moved)
+    return Work(matmuls, attention, moved / shared)
 
 
 def _hidden(feedforward: FeedForward) -> float:
@@ -187,13 +199,38 @@ def _hidden(feedforward: FeedForward) -> float:
             assert_never(feedforward)
 
 
-def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool) -> float:
-    """Return the bytes that autograd saves in bfloat16 for `batch` sequences, without the logits."""
-    run = Pass(config, 1, context, 2, causal=True, training=True)
-    ends = saved_before_blocks(run) + saved_after_blocks(run)
-    blocks = [saved_by_block(run, layer) for layer in range(config.n_layers)]
-    kept = config.n_layers * run.hidden_states + max(blocks) if recompute else sum(blocks)
+def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool, shared: int = 1) -> float:
+    """Return the bytes that autograd saves for `batch` sequences, without the logits and copies of weights.
+
+    `shared` devices divide blocks and, between attention and feed-forward, the positions.
+    """
+    run = Pass(divided(config, shared), 1, context, 2, causal=True, training=True, residual_width=4)
+    elsewhere = 1 - 1 / shared
+    ends = float(saved_before_blocks(run) + saved_after_blocks(run))
+    if config.placement != "post":
+        ends -= elsewhere * saved_by_norm(config.norm, run.tokens, config.d_model, run.norm_width)
+    layers = range(config.n_layers)
+    blocks = [saved_by_block(run, layer) - elsewhere * saved_between(run, layer) for layer in layers]
+    kept = config.n_layers * run.residual / shared + max(blocks) if recompute else sum(blocks)
     return batch * (ends + kept)
+
+
+def device_bytes(
+    config: ModelConfig, gpus: int, strategy: str, batch: float, context: int, recompute: bool, weight_bytes: int = 4
+) -> float:
+    """Return the bytes on each device. The devices of a tensor-parallel group compute `batch` sequences together."""
+    shared = int(strategy.partition(" ")[2] or 1)
+    shapes = parameters(config)
+    held = _held(shapes, shared)
+    layer = _held({name: shape for name, shape in shapes.items() if ".blocks.0." in name}, shared)
+    saved = saved_bytes(config, batch, context, recompute, shared)
+    if strategy == "data" or weight_bytes > COPY:
+        saved += COPY * (layer if recompute else held)
+    if strategy == "data":
+        return (STATE + GRADIENT) * held + saved
+    groups = gpus // shared
+    gathered = 2 * layer * weight_bytes if groups > 1 else 0.0
+    return STATE * held / groups + gathered + max(saved, GRADIENT * held / groups)
 
 
 def plan(
@@ -220,16 +257,13 @@ def plan(
     if shared > 1 and (problem := _undivided(config, shared)) is not None:
         raise ValueError(f"{strategy!r} is not possible: {problem}.")
     P = count(config)
-    shapes = parameters(config)
-    held = _held(shapes, shared)
-    layer = _held({name: shape for name, shape in shapes.items() if ".blocks.0." in name}, shared)
+    held = _held(parameters(config), shared)
     groups = gpus // shared
     group_batch = batch * shared  # the devices of a group compute all sequences of the group together
     own = P if strategy == "data" else held / groups  # parameters that this device updates
-    gathered = 2 * layer * weight_bytes if strategy != "data" and groups > 1 else 0.0
     fits, recompute, memory = False, False, 0.0
     for recompute in (False, True):
-        memory = own * STATE + gathered + saved_bytes(divided(config, shared), group_batch, T, recompute)
+        memory = device_bytes(config, gpus, strategy, group_batch, T, recompute, weight_bytes)
         fits = memory <= device.capacity
         if fits:
             break
@@ -242,7 +276,7 @@ def plan(
     else:
         overlapping = _sharded(held, weight_bytes, groups, config.n_layers + 1, _among(shared, device))
         residual_bytes = 2 * group_batch * T * config.d_model
-        blocking = 4 * config.n_layers * all_reduce(residual_bytes, shared, device) * times
+        blocking = (4 * config.n_layers * times + 3) * all_reduce(residual_bytes, shared, device)
         blocking += copies((2 * weight_bytes + 4) * held, groups, device)
         communication = overlapping + blocking
         exposed = max(0.0, overlapping - device.overlap * compute) + blocking
@@ -254,7 +288,7 @@ def plan(
 
 
 def _held(shapes: Mapping[str, tuple[int, ...]], shared: int) -> float:
-    """Return the parameters of one of `shared` devices that divide the layers."""
+    """Return the parameters of one of `shared` devices that divide a model."""
     return sum(math.prod(shape) / (1 if cut_dimension(name) is None else shared) for name, shape in shapes.items())
 
 

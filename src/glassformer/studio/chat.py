@@ -3,11 +3,14 @@
 Messages are rendered by the chat template of the model, with the same code as `glass chat` and training. A message
 cannot contain special tokens. If the context is too short, the oldest turns are left out, and the response has a field
 `dropped_messages` that counts them.
+
+`tools` are written by the template, and calls of the model become `tool_calls` if the template writes calls as JSON
+(`chat.tools`); otherwise they stay in the text. With `tool_choice="none"` the model is not shown the tools.
 """
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ from glassformer.studio.settings import LIMITS
 
 if TYPE_CHECKING:
     from glassformer.chat.render import Renderer
+    from glassformer.chat.tools import CallFormat, CallPieces
 
 
 def renderer_of(loaded: LoadedModel) -> "Renderer":
@@ -44,6 +48,25 @@ class ChatCompletion:
     dropped: int
     """Messages that did not fit the context."""
     head: dict[str, Any]
+    format: "CallFormat | None" = None
+    """How the template writes calls of tools; None if there are no tools, or if that is not known."""
+    tools: Sequence[str] = ()
+    """The names of the tools."""
+
+    def pieces(self, generation: TextGeneration) -> "tuple[Iterator[str], CallPieces | None]":
+        """Return the text of an answer in pieces, and where its calls will be once they have been read."""
+        if self.format is None:
+            return generation.pieces(), None
+        from glassformer.chat.tools import CallPieces
+
+        growing = CallPieces(self.format, self.tools)
+
+        def pieces() -> Iterator[str]:
+            for piece in generation.pieces():
+                yield growing.add(piece)
+            yield growing.end()
+
+        return (piece for piece in pieces() if piece), growing
 
     def usage(self) -> dict[str, int]:
         return usage(len(self.generations[0].prompt), sum(len(one.new) for one in self.generations))
@@ -63,11 +86,18 @@ def start(models: ModelStore, request: ChatRequest) -> ChatCompletion:
     """Render and check the messages, before anything is generated."""
     from glassformer.chat.formats import read_messages
     from glassformer.chat.session import fit
+    from glassformer.chat.tools import call_format, names, read_tools
 
     loaded = models.get(request.model)
     renderer, messages = renderer_of(loaded), read_messages(request.messages, "messages", answers=False)
     wanted = request.max_completion_tokens or request.max_tokens
-    prompt, dropped = fit(renderer, messages, loaded.config.max_len, wanted)
+    _check_tool_choice(request)
+    tools = read_tools(request.tools or [])
+    shown = None if request.tool_choice == "none" or not tools else tools
+    prompt, dropped = fit(renderer, messages, loaded.config.max_len, wanted, shown)
+    format = None if shown is None else call_format(renderer, shown)
+    marks = "" if format is None else format.opening + format.closing
+    keeps = any(token in marks for token in renderer.special)
     seed = read_seed(request.seed)
     generations = [
         TextGeneration(
@@ -80,11 +110,20 @@ def start(models: ModelStore, request: ChatRequest) -> ChatCompletion:
             read_stops(request.stop),
             tuple(renderer.ends),
             bool(request.logprobs),
+            keeps,
         )
         for number in range(request.n or 1)
     ]
     head = {"id": f"chatcmpl-{uuid.uuid4().hex[:24]}", "created": int(time.time()), "model": request.model}
-    return ChatCompletion(request, generations, dropped, head)
+    return ChatCompletion(request, generations, dropped, head, format, names(tools))
+
+
+def _check_tool_choice(request: ChatRequest) -> None:
+    """Refuse what would force or forbid calls: the model decides, by what the template says about the tools."""
+    if request.tool_choice not in (None, "none", "auto"):
+        raise StudioError(f"tool_choice={request.tool_choice!r} is not supported: use 'auto' or 'none'.")
+    if request.parallel_tool_calls is False:
+        raise StudioError("parallel_tool_calls=False is not supported: leave it out, and use the first call.")
 
 
 def complete(models: ModelStore, request: ChatRequest) -> dict[str, Any]:
@@ -92,8 +131,13 @@ def complete(models: ModelStore, request: ChatRequest) -> dict[str, Any]:
     answering = start(models, request)
     choices = []
     for index, generation in enumerate(answering.generations):
-        message = {"role": "assistant", "content": "".join(generation.pieces()), "refusal": None}
+        pieces, growing = answering.pieces(generation)
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(pieces), "refusal": None}
         logprobs, finish = answering.logprobs(generation), generation.finish
+        if growing is not None and growing.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [call.to_openai() for call in growing.calls]
+            finish = _finish(finish)
         choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish})
     head = {**answering.head, "object": "chat.completion"}
     return {**head, "choices": choices, "usage": answering.usage(), **answering.extra()}
@@ -121,9 +165,18 @@ def _choices(answering: ChatCompletion) -> Iterator[dict[str, Any]]:
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}  # noqa: B023
 
         yield choice({"role": "assistant", "content": ""})
-        for piece in generation.pieces():
+        pieces, growing = answering.pieces(generation)
+        for piece in pieces:
             yield choice({"content": piece})
-        yield choice({}, generation.finish)
+        calls = [] if growing is None else growing.calls
+        for number, call in enumerate(calls):
+            yield choice({"tool_calls": [{"index": number, **call.to_openai()}]})
+        yield choice({}, _finish(generation.finish) if calls else generation.finish)
+
+
+def _finish(reason: str) -> str:
+    """Return why an answer with calls ended."""
+    return "tool_calls" if reason == "stop" else reason
 
 
 def _token(loaded: LoadedModel, step: Step, count: int) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class TextGeneration:
     """Tokens that end it, in addition to those of the config; they are not part of it."""
     keep_steps: bool = False
     """Keep the steps, with their logits, until `take_steps` is called."""
+    keep_special: bool = False
+    """Write special tokens as text, too."""
     new: list[int] = field(default_factory=list)
     finish: str = "length"
     waiting: list[Step] = field(default_factory=list)
@@ -79,15 +81,20 @@ class TextGeneration:
                 break
             if self.keep_steps:
                 self.waiting.append(step)
-            piece = growing.add(self.loaded.decode(self.new))
+            piece = growing.add(self.decode(self.new))
             if piece:
                 yield piece
             if growing.stopped:
                 self.finish = "stop"
                 return
         visible = self.new[:-1] if self.finish == "stop" else self.new
-        if rest := growing.add(self.loaded.decode(visible), last=True):
+        if rest := growing.add(self.decode(visible), last=True):
             yield rest
+
+    def decode(self, ids: list[int]) -> str:
+        if self.keep_special and self.loaded.tokenizer is not None:
+            return str(self.loaded.tokenizer.decode(ids, skip_special_tokens=False)) if ids else ""
+        return self.loaded.decode(ids)
 
     def take_steps(self) -> list[Step]:
         """Return the steps since the last call; the token that ended the text is none of them."""

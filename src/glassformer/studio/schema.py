@@ -295,8 +295,9 @@ class ChatRequest(ApiRequest):
     frequency_penalty: Zero | None = 0.0
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[Any], Field(max_length=128)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     user: Annotated[str, Field(max_length=1000)] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

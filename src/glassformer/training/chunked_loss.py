@@ -58,6 +58,44 @@ def chunk_gradients(
     return total.sum(), plain.sum(), gradient.to(logits.dtype)
 
 
+def chunk_gradients_in_place(
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `chunk_gradients` does, for float32 logits on a CPU, in three passes over them.
+
+    The gradient is written over the log-probabilities. (Such writes cannot be compiled: see `_LinearCrossEntropy`.)
+    """
+    z = logits[:, :columns]
+    counted = targets != ignored
+    safe = torch.where(counted, targets, 0)[:, None]
+    logp = z.log_softmax(-1)
+    picked = logp.gather(1, safe)
+    plain = torch.where(counted, -picked[:, 0], 0.0)
+    total = plain
+    lse = (z.gather(1, safe) - picked)[:, 0]
+    if smoothing:
+        total = (1 - smoothing) * plain - smoothing * torch.where(counted, logp.mean(-1), 0.0)
+    if z_loss:
+        total = total + z_loss * torch.where(counted, lse.square(), 0.0)
+    gradient = logp.exp_()
+    if z_loss:
+        gradient *= (1 + 2 * z_loss * lse)[:, None]
+    if smoothing:
+        gradient -= smoothing / z.shape[-1]
+    gradient.scatter_add_(1, safe, torch.full_like(picked, smoothing - 1))
+    if not bool(counted.all()):
+        gradient[~counted] = 0.0
+    if z.shape != logits.shape:
+        gradient = F.pad(gradient, (0, logits.shape[1] - z.shape[1]))
+    return total.sum(), plain.sum(), gradient
+
+
+def gradients_of(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return the function that computes the loss of these logits and its gradient."""
+    eager = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+    return chunk_gradients_in_place if eager and logits.dtype is torch.float32 else chunk_gradients
+
+
 def head_gradients(
     hidden: Tensor,
     weight: Tensor,
@@ -72,7 +110,7 @@ def head_gradients(
     """
     logits = hidden @ weight.T
     logits = logits if bias is None else logits + bias
-    total, plain, gradient = chunk_gradients(logits, targets, *settings, columns)
+    total, plain, gradient = gradients_of(logits)(logits, targets, *settings, columns)
     d_bias = None if bias is None else gradient.sum(0, dtype=torch.float32)
     return total, plain, gradient @ weight, gradient.T @ hidden, d_bias
 
@@ -88,7 +126,7 @@ def frozen_head_gradients(
     """Return what `head_gradients` does for a weight and a bias that are frozen: their gradients are 0."""
     logits = hidden @ weight.T
     logits = logits if bias is None else logits + bias
-    total, plain, gradient = chunk_gradients(logits, targets, *settings, columns)
+    total, plain, gradient = gradients_of(logits)(logits, targets, *settings, columns)
     nothing = hidden.new_zeros(())
     return total, plain, gradient @ weight, nothing, None if bias is None else nothing
 
@@ -169,18 +207,20 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     float8: bool = False,
+    gradients: HeadGradients | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(total, plain cross-entropy), summed, of hidden (N,D) through weight (V,D); only `total` has a gradient.
 
     Under autocast, matmuls use its dtype; sums, losses and the weight's gradient are float32. With `float8` (which does
-    not support a bias) the matmuls are in float8, and the losses are those of the resulting logits.
+    not support a bias) the matmuls are in float8, and the losses are those of the resulting logits. `gradients`
+    computes a chunk in place of `head_gradients`.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     if float8:
         assert bias is None
         dtype = torch.bfloat16
-    kernel = accelerate.head_kernel(hidden.device, dtype, float8)
+    kernel = accelerate.head_kernel(hidden.device, dtype, float8) if gradients is None else (None, gradients)
     prepare, gradients = (None, head_gradients) if kernel is None else kernel
     if kernel is None and not weight.requires_grad and (bias is None or not bias.requires_grad):
         gradients = frozen_head_gradients

@@ -22,7 +22,7 @@ from glassformer.training.data.source import read_manifest
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import ByteTokenizer, train_tokenizer
 from glassformer.training.data.tokenizer import load as load_tokenizer
-from glassformer.training.objective import CHUNKED_FROM
+from glassformer.training.objective import CHUNKED_FROM, has_plain_head
 from glassformer.training.run import Run
 from glassformer.training.session import fit_vocabulary
 from glassformer.training.tuning.freeze import freeze
@@ -56,8 +56,7 @@ def forecast(run: Run) -> Forecast:
     cuda, half = choice.device == "cuda", choice.dtype is torch.bfloat16
     if run.machine.precision == "auto":
         notes.append(f"machine.precision='auto' is {'bfloat16' if half else 'float32'}: {choice.why}.")
-    head = run.model.head
-    chunked = head is not None and not head.has_transform and run.model.vocab_size >= CHUNKED_FROM
+    chunked = has_plain_head(run.model) and run.model.vocab_size >= CHUNKED_FROM
     options = StepOptions(
         matmuls="bfloat16" if half else None,
         residual=run.machine.stream if half else None,

@@ -74,8 +74,7 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # a model that will be sharded may not fit on one device: it gets memory when it is sharded
-    in_pieces = group.sharded and run.lora is None
-    model = starting_model(run, "meta" if in_pieces else "cpu" if group.sharded else device, resumed).train()
+    model = starting_model(run, "meta" if group.sharded else device, resumed).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
@@ -92,12 +91,14 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
         from glassformer.training.recompute import recompute_blocks  # not needed by other runs
 
         recompute_blocks(model, run.machine.recompute)
-    elif wanted and len(parameters) == len(list(model.parameters())):  # kernels compute the gradient of every parameter
-        kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
+    elif wanted:
+        frozen = len(parameters) < len(list(model.parameters()))
+        request = kernel_request(run, device, dtype, compiled, group.sharded) | {"frozen": frozen}
+        kernels = accelerate.install(model, **request)
     if compiled:
         accelerate.fill_tables(model, run.context, device)
     loss_function = group.wrap(model, function, compiled)
-    if in_pieces:
+    if group.sharded:
         group.fill(model, starting_values(run, resumed))
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.config import ModelConfig
 from glassformer.model import NO_TAP, DecoderLM, Model, Seq2Seq, Tap, masks
 from glassformer.model.moe import balance_loss
 from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
@@ -34,6 +35,8 @@ class Batch:
     """(B,T) number of the document of each token, where several share a sequence: they do not attend to one another."""
     reference: Tensor | None = None
     """(B,) log-probability of each sequence before training. Then sequences are pairs: chosen, rejected, chosen, …"""
+    positions: Tensor | None = None
+    """(B,T) position ids, of a batch whose tokens are not the beginning of a sequence (context parallelism)."""
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -45,15 +48,16 @@ class Batch:
         inputs, targets = move(self.inputs), move(self.targets)
         assert inputs is not None
         assert targets is not None
-        moved = (move(self.source), self.n_targets(), move(self.documents), move(self.reference))
+        moved = (move(self.source), self.n_targets(), move(self.documents), move(self.reference), move(self.positions))
         return Batch(inputs, targets, *moved)
 
     def rows(self, first: int, last: int) -> "Batch":
         """Return a range of the sequences, for example those of one accumulation step."""
-        source, documents, reference = (
-            None if held is None else held[first:last] for held in (self.source, self.documents, self.reference)
+        source, documents, reference, positions = (
+            None if held is None else held[first:last]
+            for held in (self.source, self.documents, self.reference, self.positions)
         )
-        return Batch(self.inputs[first:last], self.targets[first:last], source, None, documents, reference)
+        return Batch(self.inputs[first:last], self.targets[first:last], source, None, documents, reference, positions)
 
     def parts(self, size: int) -> Iterator["Batch"]:
         """Yield the sequences in parts of at most `size`; all ranks yield the same number."""
@@ -157,7 +161,10 @@ def summed_loss(
         return total, total
     hidden = hidden_states(model, batch, tap)
     targets = batch.targets.flatten()
-    if chunked(model):
+    parallel = getattr(model.head, "parallel_loss", None)  # of a vocabulary that ranks divide
+    if parallel is not None:
+        total, plain = parallel(model, hidden, targets, loss, training)
+    elif chunked(model):
         total, plain = _chunked_loss(model, hidden, targets, loss, training, float8 and float8_head(model))
     else:
         total, plain = _plain_loss(model.logits(hidden, tap), targets, loss, training)
@@ -172,7 +179,7 @@ def hidden_states(model: Model, batch: Batch, tap: Tap = NO_TAP) -> Tensor:
         assert batch.source is not None
         return model.decode_hidden(batch.inputs, model.encode(batch.source, tap=tap), tap=tap)
     if batch.documents is None:
-        return model.encode(batch.inputs, tap=tap)
+        return model.encode(batch.inputs, positions=batch.positions, tap=tap)
     assert isinstance(model, DecoderLM)
     mask, positions = separate_documents(batch.documents, model.decoder.windows)
     return model.encode(batch.inputs, mask, positions, tap=tap)
@@ -184,9 +191,7 @@ def separate_documents(documents: Tensor, windows: Sequence[int | None] = (None,
     The mask is (B,T,T), or (B,L,T,T) if one of the L layers has a window shorter than the sequence.
     """
     index = torch.arange(documents.shape[1], device=documents.device)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    positions = index - torch.where(begins, index, 0).cummax(1).values
+    positions = document_positions(documents)
     mask = (documents[:, :, None] == documents[:, None, :]) & (index[:, None] >= index)
     if any(width is not None and width < len(index) for width in windows):
         # tokens of one document are as far apart in the sequence as in the document alone
@@ -194,6 +199,14 @@ def separate_documents(documents: Tensor, windows: Sequence[int | None] = (None,
         near = [everywhere if width is None else masks.window(index, index, width) for width in windows]
         mask = mask[:, None] & torch.stack(near)
     return mask, positions
+
+
+def document_positions(documents: Tensor) -> Tensor:
+    """Return the position of each token in its document, (B,T)."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return index - torch.where(begins, index, 0).cummax(1).values
 
 
 def sequence_logprobs(model: Model, batch: Batch, tap: Tap = NO_TAP) -> Tensor:
@@ -214,8 +227,13 @@ def preference_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
 
 def chunked(model: Model) -> bool:
     """Return whether the head and loss run in chunks: where the logits would be the largest tensor of the step."""
-    config = model.config
-    return config.head is not None and not config.head.has_transform and config.vocab_size >= CHUNKED_FROM
+    return has_plain_head(model.config) and model.config.vocab_size >= CHUNKED_FROM
+
+
+def has_plain_head(config: ModelConfig) -> bool:
+    """Return whether logits are a matmul of hidden states, plus a bias if any, and nothing else."""
+    head = config.head
+    return head is not None and not head.has_transform and head.softcap is None
 
 
 def float8_head(model: Model) -> bool:

@@ -163,7 +163,11 @@ class Run:
             return
         require(not self.optim.freeze, "[lora] freezes everything but the adapters: leave out optim.freeze.")
         require(self.optim.kind == "adamw", f"[lora] needs optim.kind='adamw', not {self.optim.kind!r}.")
-        require(machine.parallel != "fsdp", "[lora] does not support machine.parallel='fsdp': use 'ddp'.")
+        require(
+            self.lora.quantize == "no" or machine.parallel != "fsdp",
+            "lora.quantize='nf4' is not supported by machine.parallel='fsdp', which shards weights that are not "
+            "quantised: use 'ddp', or lora.quantize='no'.",
+        )
         require(
             self.lora.quantize == "no" or machine.compile != "yes",
             "lora.quantize='nf4' is not supported by machine.compile='yes': use 'auto' or 'no'.",

@@ -294,7 +294,10 @@ class Machine:
     """With `fsdp`: copies of the sharded model (HSDP). Each is sharded over ranks / replicate ranks, such as those of
     one host, so that only gradients travel between hosts."""
     tensor: int = 1
-    """With `fsdp`: ranks that divide the heads and hidden units of each block (tensor parallelism), within one host."""
+    """With `fsdp`: ranks that divide heads, hidden units and vocabulary (tensor parallelism), within one host. Between
+    these parts they divide the positions (sequence parallelism)."""
+    context: int = 1
+    """With `fsdp`: ranks that divide each sequence (context parallelism), for contexts that one device cannot hold."""
     gather: StreamDtype = "float32"
     """With `fsdp` and precision = "bfloat16": dtype in which weights are gathered. `bfloat16` moves half the bytes;
     weights are still stored and updated, and gradients summed over ranks, in float32."""
@@ -322,11 +325,10 @@ class Machine:
         require_choice(self, "parallel", Parallel)
         require_choice(self, "recompute", Recompute)
         require_choice(self, "gather", StreamDtype)
-        require_positive(self, "replicate", "tensor")
-        needs = [name for name in ("replicate", "tensor") if getattr(self, name) > 1 and self.parallel != "fsdp"]
+        divided = ("replicate", "tensor", "context")
+        require_positive(self, *divided)
+        needs = [name for name in divided if getattr(self, name) > 1 and self.parallel != "fsdp"]
         require(not needs, f"machine.{' and machine.'.join(needs)} needs machine.parallel='fsdp'.")
-        several = self.tensor > 1 and self.replicate > 1
-        require(not several, "machine.tensor and machine.replicate cannot be combined: set one of them to 1.")
         wide = self.gather == "float32" or (self.parallel == "fsdp" and self.precision == "bfloat16")
         require(wide, "machine.gather='bfloat16' needs machine.parallel='fsdp' and machine.precision='bfloat16'.")
         both = self.recompute != "no" and self.products == "float8"

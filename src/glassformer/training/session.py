@@ -106,18 +106,23 @@ def starting_model(run: Run, device: str | torch.device, resumed: bool = False) 
 
 
 def starting_values(run: Run, resumed: bool) -> Iterator[tuple[str, Tensor | float]]:
-    """Yield the weights of the first step by name, one after the other; none for a resumed run.
+    """Yield the weights of the first step by name, one after the other; of a resumed run, those that are frozen.
 
     Those of [start] are views of its files: what is not copied is not read.
     """
-    if resumed:
+    if resumed and run.lora is None:
         return
     if not run.start.model:
         yield from initial_values(build(run.model, device="meta"), run.seed)
         return
     from glassformer.training.tuning.start import start_state
 
-    yield from start_state(run, None, copy=False).items()
+    state = start_state(run, None, copy=False)
+    if run.lora is not None and not resumed:
+        from glassformer.training.tuning.lora import adapter_values
+
+        yield from adapter_values(run, state)
+    yield from state.items()
 
 
 @torch.no_grad()

@@ -177,12 +177,15 @@ def _pattern(row: Row) -> str:
     return first.replace("{j}", "0") if row.every else first
 
 
-def _move(row: Row, values: Mapping[str, Any], targets: Mapping[str, Shape]) -> Move:
+def _moves(row: Row, values: Mapping[str, Any], targets: Mapping[str, Shape]) -> list[Move]:
+    """Return the move of a row; none if the model lacks one of its targets, such as the gate of a fused gate and up."""
     indices = [{"j": j} for j in range(row.every)] or [{}]
     ours = tuple(name.format(**values, **index) for index in indices for name in row.ours)
     names = [name.format(**values) for name in (row.theirs, *row.aliases)]
+    if any(name not in targets for name in ours):
+        return []
     parts = tuple(targets[name] for name in ours)
-    return Move(names[0], ours, row.transform, tuple(names[1:]), row.strict, row.transform.shape(list(parts)), parts)
+    return [Move(names[0], ours, row.transform, tuple(names[1:]), row.strict, row.transform.shape(list(parts)), parts)]
 
 
 def _row_move(row: Row, values: Mapping[str, Any], whole: Shape) -> Move:
@@ -208,7 +211,7 @@ def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict:
             if row.ours[0].endswith(_ROW_OF):
                 made = [_row_move(row, values | {"j": j}, targets[target]) for j in range(targets[target][0])]
             else:
-                made = [_move(row, values, targets)]
+                made = _moves(row, values, targets)
             moves += made
             for name in {name.partition("[")[0] for move in made for name in move.ours}:
                 filled[name] = filled.get(name, 0) + 1

@@ -53,6 +53,7 @@ def test_the_probe_names_the_input_and_the_output_of_a_leak():
     assert not old_releases_subjects.probe(Reaching(leaks=False)).real
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", old_releases_subjects.CLASSES)
 def test_no_class_of_the_installed_release_leaks(name):
     for attention in old_releases_subjects.attentions(name):
@@ -188,26 +189,26 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, number):
         time.sleep(0.05)
     assert list(tmp_path.iterdir())
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
-    assert "Traceback" not in said
+    assert "Traceback" not in message
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--releases", "newest"], "'newest' is not a release such as 5.12.1."),
         (["--classes", "Dodge"], "invalid choice: 'Dodge'"),
         (["--json", "nowhere/at/all.json"], "there is no folder 'nowhere/at'"),
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_is_installed(words, said, capsys, monkeypatch):
+def test_a_wrong_option_is_refused_before_anything_is_installed(words, message, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["old_releases", *words])
     with pytest.raises(SystemExit) as stopped:
         old_releases.main()
     assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

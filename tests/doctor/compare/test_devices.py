@@ -72,7 +72,7 @@ def test_one_side_may_be_exact_by_chance():
     assert not RoundingErrors((exact, Side("cuda:0", torch.float32, 2**-11))).sound
 
 
-def test_what_cannot_be_measured_is_said(model):
+def test_what_cannot_be_measured_is_reported(model):
     result = gf.compare(model, copy.deepcopy(model).double(), devices=("cpu", "cpu"))
     assert result.rounding.finding.verdict is gf.Verdict.SKIP
     assert "float64" in result.rounding.text()

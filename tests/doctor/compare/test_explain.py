@@ -17,7 +17,7 @@ def test_noise_is_not_explained_at_any_place():
     roles = roles_of(made.parts[1])
     for name, role in roles_of(made.parts[0]).items():
         if role.kind in ("mask", "tokens"):
-            continue  # any pattern can be told, and a table that is another is another
+            continue  # any pattern can be named, and a table that is another is another
         other = roles[name]
         noise = torch.rand(other.value.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
         other.value = other.value + noise
@@ -26,7 +26,7 @@ def test_noise_is_not_explained_at_any_place():
         assert explain(made).convention == "unknown", (name, explain(made))
 
 
-def test_other_shapes_are_said():
+def test_other_shapes_are_reported():
     made = scene(ours("gpt2"), ours("gpt2"), "embed")
     made.b.value = made.b.value[..., :5]
     assert explain(made).convention == "shape"

@@ -1,4 +1,4 @@
-"""What differs inside attention: rotation measured from its effect, scales named, biases told from factors."""
+"""What differs inside attention: rotation measured from its effect, scales named, biases distinguished from factors."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_value_heads_in_another_order():
     assert explain_values(scene(ours("llama"), ours("llama"), "blocks.0.attention.v")) is None
 
 
-def test_a_bias_on_the_scores_is_told_from_a_scale():
+def test_a_bias_on_the_scores_is_distinguished_from_a_scale():
     made = scene(ours("gpt2", position=c.Alibi()), ours("gpt2", position=c.NoPosition()), "blocks.0.attention.scores")
     assert explain_scores(made).convention == "position_bias"
     alibi = [ours("gpt2", position=c.Alibi(), attention=c.Attention(n_heads=3, scale=s)) for s in (None, 0.1)]

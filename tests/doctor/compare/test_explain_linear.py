@@ -19,7 +19,7 @@ def down(model):
     return model.decoder.blocks[0].feedforward.down
 
 
-def test_columns_factors_and_other_numbers_are_told_apart():
+def test_columns_factors_and_other_numbers_are_distinguished():
     def rolled(m):
         down(m).weight.copy_(down(m).weight.roll(1, 0).clone())
         down(m).bias.copy_(down(m).bias.roll(1, 0).clone())

@@ -1,4 +1,4 @@
-"""Weights of the same names beside each other."""
+"""Weights of the same names compared with each other."""
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ def how(change):
     return gaps[0].text
 
 
-def test_what_happened_to_a_weight_is_said():
+def test_what_happened_to_a_weight_is_reported():
     assert how(lambda m: m.weight.copy_(m.weight.T.clone())) == "transposed"
     assert how(lambda m: m.weight.copy_(m.weight.flip(0).clone())) == "the same rows in another order"
     assert how(lambda m: m.weight.copy_(m.weight.flip(1).clone())) == "the same numbers at other indices"

@@ -16,7 +16,7 @@ from torch import nn
 import glassformer as gf
 from glassformer import config as c
 from glassformer.doctor.compare import CannotCompareError, compare
-from tests import variants
+from tests import sampled, variants
 from tests.doctor.compare.pairs import Nano, ours, swap, theirs
 
 D, K = 24, 8
@@ -158,6 +158,7 @@ AGAIN = ("transposed query", "RMS eps", "Llama scale", "GELU gate")
 """Conventions that another plant has as well."""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in AGAIN)) for name in PLANTS])
 def test_a_planted_convention_is_found_where_it_is_and_named(name):
     build, place, convention = PLANTS[name]
@@ -190,6 +191,7 @@ def test_numbers_are_named():
     assert "window 4" in compare(theirs("gpt2"), PLANTS["window"][0]()).explanation.text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("outside", [False, True])
 def test_unbiased_variance_in_one_norm_of_theirs(outside):
     model = theirs("gpt2")
@@ -219,6 +221,7 @@ def upside_down(scores, mask):
     return scores.masked_fill(~allowed, -1e30).softmax(-1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "place", "convention"),
     [
@@ -245,6 +248,7 @@ def test_grouped_heads_tiled_instead_of_repeated():
     assert (result.first, result.convention) == ("blocks.0.attention.k", "gqa_order")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
 def test_the_same_weights_in_transformers_and_here_are_the_same(family):
     result = compare(theirs(family), ours(family))
@@ -353,7 +357,7 @@ def test_a_callable_is_compared_by_its_logits_where_nothing_else_shows():
     assert any("position 0" in note for note in result.notes) or result.first == "logits"
 
 
-@hypothesis.settings(max_examples=4, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=12 if sampled.thorough else 2, phases=[hypothesis.Phase.generate])
 @hypothesis.given(variants.decoders, st.data())
 def test_a_changed_weight_is_found_in_its_own_part(config, data):
     model, _ = variants.lively(config)

@@ -7,7 +7,7 @@ from tests.doctor.compare.pairs import ours
 from tests.doctor.compare.scenes import scene
 
 
-def test_a_residual_must_be_small_beside_the_difference():
+def test_a_residual_must_be_small_compared_with_the_difference():
     made = scene(ours("gpt2"), ours("gpt2"), "logits")
     made.difference = 1.0
     assert made.explains(1e-9)

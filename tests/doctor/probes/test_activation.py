@@ -29,7 +29,7 @@ def test_another_one_is_found_with_its_layer(id):
 
 
 @pytest.mark.parametrize("name", [n for n in activation.ACTIVATION_FUNCTIONS if n != "identity"])
-def test_every_function_is_told_from_the_others(name):
+def test_every_function_is_distinguished_from_the_others(name):
     torch.manual_seed(0)
     u, gate = 2 * torch.randn(40, 32), torch.randn(40, 32)
     first, second = Linear(0, u, u, ""), Linear(1, gate, gate, "")

@@ -23,6 +23,7 @@ def test_correct_models_pass_all_of_it(make):
     assert all(f.verdict is Verdict.PASS for f in findings), [f.text() for f in findings]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "id",
     ["scale_missing", "scale_d_model", "scale_heads_one_layer", "scale_fused", "softmax_over_heads",

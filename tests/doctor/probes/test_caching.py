@@ -1,4 +1,4 @@
-"""A cache changes nothing but the cost; what breaks is told apart."""
+"""A cache changes nothing but the cost; what breaks is distinguished."""
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ def everything(subject):
     yield from caching.reorder(subject)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [rotary, t5])
 def test_correct_caches_agree_with_recomputation(make):
     findings = list(everything(make()))
@@ -27,6 +28,7 @@ MORE = ("cache_keeps_64", "cache_first_row", "cache_half_precision", "rope_off_b
         "mask_offset_ends_at_64", "window_of_the_chunk")  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("id", [*FAULTS, *(pytest.param(id, marks=pytest.mark.slow) for id in MORE)])
 def test_each_fault_of_a_cache_has_its_own_name(id):
     bug = BUGS[id]
@@ -43,6 +45,7 @@ def test_a_cache_that_only_crops_wrongly_is_right_until_then():
     assert failures(caching.cache_equals_recomputation(buggy("crop_resets"))) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("id", ["reorder_does_nothing", "reorder_skips_a_layer", "reorder_leaves_padding"])
 def test_a_reorder_that_leaves_something_behind_is_found(id):
     assert set(failures(caching.reorder(buggy(id)))) <= {"cache_reorder/rows", "cache_reorder/padded"}

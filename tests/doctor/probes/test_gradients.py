@@ -16,6 +16,7 @@ def test_correct_models_are_reached_everywhere(make):
     assert all(note.evidence["explained"] for note in notes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "id", ["attention_detached", "mlp_times_zero", "scores_detached", "position_never_added", "final_norm_skipped"]
 )

@@ -1,4 +1,4 @@
-"""Splitting and merging heads: told by numbers, whatever the layout."""
+"""Splitting and merging heads: recognised by numbers, whatever the layout."""
 
 from dataclasses import replace
 
@@ -13,18 +13,18 @@ from tests.bugs.styles import time_first
 from tests.doctor.probes.subjects import BUGS, bert, buggy, gpt2, rotary, t5
 
 
-def told(subject):
+def finding_of(subject):
     return layout.head_layout(subject, attention.traced(subject))
 
 
 @pytest.mark.parametrize("make", [gpt2, rotary, bert, t5])
 def test_correct_models_keep_tokens_together(make):
-    assert told(make()).verdict is Verdict.PASS
+    assert finding_of(make()).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("id", ["merge_without_transpose", "split_without_transpose"])
 def test_missing_transposes_are_named_with_their_layer(id):
-    finding = told(buggy(id))
+    finding = finding_of(buggy(id))
     assert finding.verdict is Verdict.FAIL
     assert finding.evidence["where"] == ("merged" if "merge" in id else "split")
     if BUGS[id].layer is not None:
@@ -39,7 +39,7 @@ def test_time_may_be_first(bug, where):
 
 
 def test_a_leak_through_the_mask_is_no_matter_of_layout():
-    assert told(buggy("no_causal_mask")).verdict is not Verdict.FAIL
+    assert finding_of(buggy("no_causal_mask")).verdict is not Verdict.FAIL
 
 
 class Grouped(nn.Module):
@@ -73,7 +73,7 @@ class Grouped(nn.Module):
 
 @pytest.mark.parametrize("fault", ["", "split", "merged", "time", "time merged"])
 def test_grouped_heads_of_an_einsum_are_judged_too(fault):
-    finding = told(subject_of(Grouped(fault), kind="decoder"))
+    finding = finding_of(subject_of(Grouped(fault), kind="decoder"))
     assert finding.verdict is (Verdict.PASS if fault in ("", "time") else Verdict.FAIL), finding.text()
     assert finding.evidence.get("where", "") == fault.removeprefix("time").strip()
 

@@ -48,7 +48,7 @@ def test_what_is_a_norm_and_what_is_not():
 
 
 class InFloat32(nn.Module):
-    """An RMS norm that computes in float32, eps beside the root or under it, and a model that fails in float64."""
+    """An RMS norm that computes in float32, eps outside the root or under it, and a model that fails in float64."""
 
     def __init__(self, eps, outside):
         super().__init__()

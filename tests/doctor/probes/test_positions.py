@@ -20,6 +20,7 @@ def test_correct_models_use_their_positions(make, kind):
     assert constant.absolute is (kind == "learned")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "id",
     ["position_never_added", "position_clamped_at_64", "position_by_row", "position_row_zeroed", "rotary_never_applied",

@@ -20,6 +20,7 @@ def test_nothing_of_the_future_and_all_of_the_past_is_read(make):
     assert {f.verdict for f in reach.past_by_gradient(make())} == {Verdict.PASS}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("id", ["no_causal_mask", "leak_one_head", "leak_beyond_64", "leak_block_means", "leak_target"])
 def test_what_perturbation_sees_the_gradient_sees(id):
     assert failures([reach.future_by_gradient(buggy(id))]) == ["causal_leak/gradient"]

@@ -1,4 +1,4 @@
-"""Relative schemes: what breaks them is told apart."""
+"""Relative schemes: what breaks them is distinguished."""
 
 import copy
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ def test_absolute_schemes_are_not_judged():
     assert finding.verdict is Verdict.SKIP
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "id",
     ["rotates_queries_only", "angles_in_bfloat16", "opposite_turns", "base_ignored", "turned_by_head",

@@ -37,7 +37,7 @@ def test_scores_become_as_large_as_a_mask_has_to_stand(make):
     assert 0.2 * scores.REACH < top < 5 * scores.REACH
 
 
-def test_without_attention_nothing_is_said():
+def test_without_attention_nothing_is_reported():
     from glassformer.doctor.probes import Unsupported
 
     with pytest.raises(Unsupported, match="no softmax"):

@@ -6,6 +6,7 @@ from glassformer.doctor.probes.step import explain_step
 from tests.doctor.probes.subjects import buggy, gpt2, t5
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("id", "cause"),
     [
@@ -18,7 +19,7 @@ from tests.doctor.probes.subjects import buggy, gpt2, t5
         ("target_cache_never_grows", "cache_mismatch"),
     ],
 )
-def test_causes_are_told_apart(id, cause):
+def test_causes_are_distinguished(id, cause):
     found, words, layer = explain_step(buggy(id), rows=2, sizes=[4, 1, 1, 1], piece=2, warm=6.0, first=5)
     assert found == cause
     assert words
@@ -26,7 +27,7 @@ def test_causes_are_told_apart(id, cause):
 
 
 @pytest.mark.parametrize("sizes", [[4, 1, 1, 1], [9, 1, 1, 1]])
-def test_the_layer_of_an_encoder_decoder_is_told(sizes):
+def test_the_layer_of_an_encoder_decoder_is_named(sizes):
     """Also if target and source have equally many positions: the two attentions must not be confused."""
     found, _, layer = explain_step(buggy("target_other_layers_values"), rows=2, sizes=sizes, piece=1, warm=6.0, first=4)
     assert (found, layer) == ("cache_mismatch", 2)

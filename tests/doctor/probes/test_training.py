@@ -33,7 +33,7 @@ def test_other_targets_are_found(id):
 
 
 def test_micro_batches_weighted_by_their_targets_give_the_large_batch():
-    """The mean of means is found by accumulation itself, and told from the shift, which is right."""
+    """The mean of means is found by accumulation itself, and distinguished from the shift, which is correct."""
     findings = {f.id: f for f in listed(training.label_shift(buggy("mean_of_means")))}
     assert findings["label_shift/gradient"].passed
     assert findings["loss_padding/accumulation"].verdict is Verdict.FAIL

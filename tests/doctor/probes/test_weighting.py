@@ -18,6 +18,7 @@ SICK = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("id", SICK)
 def test_a_change_after_softmax_is_named_with_its_layer(id):
     finding = used_as_they_are(buggy(id))

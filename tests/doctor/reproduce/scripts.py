@@ -38,9 +38,9 @@ def script_for(id: str, found: Finding) -> tuple[Reproduction, Reproduction]:
 
 def exit_code(script: Reproduction) -> int:
     """Run a script in this process."""
-    with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit) as end:
+    with contextlib.redirect_stdout(io.StringIO()) as message, pytest.raises(SystemExit) as end:
         exec(compile(script.text, "reproduce.py", "exec"), {"__name__": "__main__"})
-    assert ("no defect" in said.getvalue()) == (not end.value.code)
+    assert ("no defect" in message.getvalue()) == (not end.value.code)
     return int(bool(end.value.code))
 
 

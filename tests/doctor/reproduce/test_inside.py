@@ -5,6 +5,7 @@ import pytest
 from tests.doctor.reproduce.scripts import shows
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("id", "probe", "evidence"),
     [

@@ -7,6 +7,7 @@ from tests.doctor.reproduce.scripts import shows
 WARM = {"weights": "matrices x 6"}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("id", "probe", "evidence"),
     [

@@ -1,5 +1,7 @@
 """A script stands alone: it is run in a process of its own, and needs nothing of this package."""
 
+import dataclasses
+
 import pytest
 
 import glassformer as gf
@@ -35,10 +37,23 @@ def test_a_script_from_a_report_runs_alone_and_shows_the_defect(tmp_path, monkey
     assert runs(script)
 
 
-def test_a_script_that_shows_nothing_is_told_from_one_that_does():
+def test_a_script_of_a_sound_model_shows_nothing():
     _, well = script_for("no_causal_mask", finding("causal_leak/future-token"))
     assert exit_code(well) == 0
-    assert not runs(well)
+
+
+@pytest.mark.parametrize(
+    ("text", "shows"),
+    [
+        ("print('defect')\nraise SystemExit(1)", True),
+        ("print('no defect')\nraise SystemExit(1)", False),
+        ("print('defect')", False),
+        ("print('defect')\nraise SystemExit(2)", False),
+    ],
+)
+def test_a_script_shows_a_defect_by_its_exit_code_and_its_last_line(text, shows):
+    script, _ = script_for("no_causal_mask", finding("causal_leak/future-token"))
+    assert runs(dataclasses.replace(script, text=text)) == shows
 
 
 def test_warm_weights_are_written_into_the_script():

@@ -78,7 +78,7 @@ def in_place(x, idx):
         (lambda x, idx: 1 / 0, "failed on tokens"),
     ],
 )
-def test_what_cannot_be_examined_is_said_in_one_sentence(act, words):
+def test_what_cannot_be_examined_is_reported_in_one_sentence(act, words):
     with pytest.raises(CannotExamineError, match=words) as error:
         subject_of(Bad(act))
     assert "\n" not in str(error.value)

@@ -95,7 +95,7 @@ class Returns(Reader):
 
 
 class Makes(Reader):
-    """Makes a cache for a batch size that it must be told."""
+    """Makes a cache for a batch size that it must be given."""
 
     def make_cache(self, batch_size):
         return [torch.zeros(batch_size, 2, 0, 8), torch.zeros(batch_size, 2, 0, 8)]
@@ -149,7 +149,7 @@ def test_a_wrong_position_with_such_a_cache_is_named(model):
     assert diagnose(model("position"), quick=True).diagnoses[0].id == "decode_position"
 
 
-def test_a_container_that_nobody_reads_is_none():
+def test_a_container_that_is_never_read_is_none():
     class Forgets(FillsDict):
         def forward(self, tokens, kv_cache=None):
             if kv_cache is not None:

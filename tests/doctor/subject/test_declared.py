@@ -55,7 +55,7 @@ def test_special_ids_and_sizes_are_read_from_the_model_itself():
     assert declared(model).pad == 1
 
 
-def test_what_is_not_said_is_none():
+def test_what_is_not_declared_is_none():
     empty = declared(object())
     assert empty.vocab_size is None
     assert empty.attention_scale(16) is None
@@ -124,6 +124,6 @@ def test_a_class_is_a_config_and_so_is_an_instance_that_sets_nothing():
         n_layer, n_head = 3, 4
 
     for config in (Config, Config()):
-        said = declared(SimpleNamespace(config=config))
-        assert (said.position_kind, said.whole("n_layers"), said.whole("n_heads")) == ("rotary", 3, 4)
-        assert "method" not in said.raw
+        message = declared(SimpleNamespace(config=config))
+        assert (message.position_kind, message.whole("n_layers"), message.whole("n_heads")) == ("rotary", 3, 4)
+        assert "method" not in message.raw

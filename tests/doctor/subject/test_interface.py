@@ -89,7 +89,7 @@ def test_logits_of_the_last_place_alone_are_a_missing_capability():
         find_logits((torch.zeros(2, 1, 7), None), (2, 5))
 
 
-def test_cache_and_loss_come_beside_the_logits():
+def test_cache_and_loss_come_with_the_logits():
     cache = object()
     assert find_cache((LOGITS, cache)) is cache
     assert find_cache(SimpleNamespace(past_key_values=cache)) is cache

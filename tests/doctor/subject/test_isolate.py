@@ -64,11 +64,11 @@ def test_random_state_and_gradients_are_preserved():
 
 
 def test_what_is_printed_is_kept_off_the_screen(capsys):
-    said = []
-    with isolate.quiet(said):
+    printed = []
+    with isolate.quiet(printed):
         print("hello")
     assert capsys.readouterr().out == ""
-    assert said == ["hello\n"]
+    assert printed == ["hello\n"]
 
 
 def forever():
@@ -187,12 +187,12 @@ def test_putting_a_model_back_is_not_cut_short(monkeypatch):
 def test_other_threads_are_heard_while_one_is_kept_quiet(capsys):
     import sys
 
-    real, said = sys.stdout, []
-    with isolate.quiet(said):
+    real, printed = sys.stdout, []
+    with isolate.quiet(printed):
         in_a_thread(lambda: print("a server speaks"))
         print("a model speaks")
     assert capsys.readouterr().out == "a server speaks\n"
-    assert said == ["a model speaks\n"]
+    assert printed == ["a model speaks\n"]
     assert sys.stdout is real
 
 

@@ -32,16 +32,16 @@ def measured(isolated):
 
 
 def test_a_difference_that_shrinks_with_precision_is_rounding():
-    finding = judge(warmed(Noisy()), "x/y", measured, "mend it")
+    finding = judge(warmed(Noisy()), "x/y", measured, "fix it")
     assert finding.passed
     assert finding.evidence["rounding"] > 1e-9
 
 
 def test_a_difference_that_stays_is_a_bug_and_says_so_in_float64():
-    finding = judge(warmed(Noisy(1e-4)), "x/y", measured, "mend it")
+    finding = judge(warmed(Noisy(1e-4)), "x/y", measured, "fix it")
     assert not finding.passed
     assert math.isclose(finding.evidence["float64"], 1e-4, rel_tol=1e-3)
-    assert finding.remedy == "mend it"
+    assert finding.remedy == "fix it"
 
 
 def test_the_second_look_is_with_warm_weights():
@@ -75,7 +75,7 @@ def test_what_asks_for_float32_by_name_is_computed_in_float64():
             angles = (torch.arange(idx.shape[1]).float()[:, None] + 1000.0 * (len(idx) - 1)) * inverse
             return self.table(idx) + (angles - 1000.0 * (len(idx) - 1) * inverse).to(self.table.weight.dtype)
 
-    finding = judge(warmed(Angles()), "x/y", measured, "mend it")
+    finding = judge(warmed(Angles()), "x/y", measured, "fix it")
     assert finding.passed
     assert finding.evidence["rounding"] > 1e-6
 
@@ -88,5 +88,5 @@ def test_half_precision_is_judged_by_float64_too():
             x = 30 * self.table(idx)
             return x + 8 * torch.finfo(x.dtype).eps * x.abs().max() if len(idx) > 1 else x
 
-    assert judge(warmed(Sharp().bfloat16()), "x/y", measured, "mend it").passed
-    assert not judge(warmed(Noisy(0.5).bfloat16()), "x/y", measured, "mend it").passed
+    assert judge(warmed(Sharp().bfloat16()), "x/y", measured, "fix it").passed
+    assert not judge(warmed(Noisy(0.5).bfloat16()), "x/y", measured, "fix it").passed

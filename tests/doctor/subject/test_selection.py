@@ -28,7 +28,7 @@ class Sparse(nn.Module):
         return self.head(x * weight.sum(-1, keepdim=True))
 
 
-def test_a_selection_of_keys_is_told_from_one_of_experts():
+def test_a_selection_of_keys_is_distinguished_from_one_of_experts():
     torch.manual_seed(0)
     assert continuous_length(subject_of(Sparse(7), "decoder", 31)) == 7
     assert continuous_length(subject_of(Sparse(1000), "decoder", 31)) is None

@@ -53,6 +53,7 @@ def test_a_sound_pipeline_raises_no_alarm(name):
     assert report.kind == "training"
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_first(name):
     faults, expected = FAULTS[name]

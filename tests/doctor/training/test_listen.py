@@ -35,7 +35,7 @@ def test_an_update_hears_parts_gradients_and_rates():
     assert update.forwards[0].logits.shape[-1] == V
 
 
-def test_without_a_gradient_nothing_is_told():
+def test_without_a_gradient_nothing_is_reported():
     with pytest.raises(Unsupported, match="the model was not called"):
         Update().examined()
     with pytest.raises(Unsupported, match="no gradient of logits"):

@@ -26,7 +26,7 @@ def test_a_warm_up_that_begins_at_zero_is_sound():
     assert found["no_update/weights"] is Verdict.PASS
 
 
-def test_without_an_optimizer_nothing_is_said_about_it():
+def test_without_an_optimizer_nothing_is_reported_about_it():
     def step(batch, model=Tiny()):
         loss = model(**batch).loss
         loss.backward()

@@ -1,4 +1,4 @@
-"""Compiling CUDA at run time: what is said where it cannot be, and that code is made once."""
+"""Compiling CUDA at run time: what is reported where it cannot be, and that code is made once."""
 
 import ctypes
 import types
@@ -100,7 +100,7 @@ def test_hopper_alone_has_a_name_for_its_own_instructions():
     assert [nvrtc.architecture(c) for c in ((8, 0), (8, 9), (9, 0), (10, 0))] == ["sm_80", "sm_89", "sm_90a", "sm_100"]
 
 
-def test_the_copy_engine_is_told_columns_first_and_bytes_between_rows(monkeypatch):
+def test_the_copy_engine_takes_columns_first_and_bytes_between_rows(monkeypatch):
     seen = {}
 
     class Driver:

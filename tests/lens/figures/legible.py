@@ -31,11 +31,11 @@ def problems(figure: Figure) -> list[str]:
     found = texts(figure)
     boxes = [text.get_window_extent() for text in found]
     whole = figure.canvas.bbox
-    said = []
+    problems_found = []
     for text, box in zip(found, boxes, strict=True):
         outside = max(whole.x0 - box.x0, whole.y0 - box.y0, box.x1 - whole.x1, box.y1 - whole.y1)
         if outside > SLACK:
-            said.append(f"{text.get_text()!r} is {outside:.0f} pixels outside the picture")
+            problems_found.append(f"{text.get_text()!r} is {outside:.0f} pixels outside the picture")
     order = sorted(range(len(found)), key=lambda i: boxes[i].x0)
     for place, i in enumerate(order):
         for j in order[place + 1 :]:
@@ -43,5 +43,5 @@ def problems(figure: Figure) -> list[str]:
             if b.x0 >= a.x1 - SLACK:
                 break
             if min(a.y1, b.y1) - max(a.y0, b.y0) > SLACK and min(a.x1, b.x1) - b.x0 > SLACK:
-                said.append(f"{found[i].get_text()!r} and {found[j].get_text()!r} overlap")
-    return said
+                problems_found.append(f"{found[i].get_text()!r} and {found[j].get_text()!r} overlap")
+    return problems_found

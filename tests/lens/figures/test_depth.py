@@ -1,4 +1,4 @@
-"""Curves against depth: relative spectra, lines that end at zero, branches beside the stream they write to."""
+"""Curves against depth: relative spectra, lines that end at zero, branches next to the stream they write to."""
 
 import matplotlib as mpl
 import numpy as np

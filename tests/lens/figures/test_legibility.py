@@ -10,6 +10,7 @@ LARGER = ("sheet of 1200 heads", "scores of 1024 heads", "head at 2000 tokens", 
 """Than another large case of the same figure."""
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in CASES])
 def test_no_text_is_clipped_or_on_another_and_title_and_axes_are_named_on_a_picture_that_fits_a_page(name):
     figure = drawn(name)  # once for all of this: drawing is what takes the time
@@ -30,6 +31,6 @@ def test_the_measure_finds_overlapping_ticks_and_clipped_text():
         ax = figure.canvas.subplots()
         ax.set_xticks([0.50, 0.501], ["one long label", "another long label"])
         figure.canvas.text(0.99, 0.5, "out of the picture")
-    said = problems(figure)
-    assert any("overlap" in line for line in said)
-    assert any("outside" in line for line in said)
+    found = problems(figure)
+    assert any("overlap" in line for line in found)
+    assert any("outside" in line for line in found)

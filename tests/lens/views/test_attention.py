@@ -54,6 +54,7 @@ def test_a_head_without_its_layer_is_refused(subject):
         KINDS["attention"](subject, Choice(show="cross"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("show", "shape"), [(None, (3, 8)), ("cross", (3, 8)), ("encoder", (8, 8)), ("decoder", (3, 3))]
 )

@@ -18,6 +18,7 @@ def view(position=None, **changes):
     return subject, KINDS["positions"](subject, Choice())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [name for name in POSITIONS if name != "none"])
 def test_every_scheme_is_drawn_legibly(name):
     assert not problems(view(POSITIONS[name])[1].draw())

@@ -57,6 +57,7 @@ def test_attribution_is_about_the_most_likely_token_at_the_last_position(subject
     assert less.numbers["logit"] == pytest.approx(float(logits[7] - logits[9]), abs=1e-10)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("show", "layer", "shape"),
     [

@@ -8,6 +8,7 @@ from glassformer.lens import sites_of, trace
 from glassformer.sizing import count, flops
 from glassformer.studio.api.anatomy import describe
 from tests import variants
+from tests.sampled import examples
 
 SMALL = [name for name in presets.ALL if count(presets.get(name)) < 2e9]
 
@@ -15,33 +16,34 @@ SMALL = [name for name in presets.ALL if count(presets.get(name)) < 2e9]
 @pytest.mark.parametrize("name", SMALL)
 def test_parts_add_up_to_the_size_sheet(name):
     config = presets.get(name)
-    told = describe(config)
-    assert sum(part["parameters"] for part in told["parts"]) == count(config) == told["totals"]["parameters"]
-    context = told["totals"]["context"]
+    response = describe(config)
+    assert sum(part["parameters"] for part in response["parts"]) == count(config) == response["totals"]["parameters"]
+    context = response["totals"]["context"]
     work = flops(config, 1, context).total_forward / context
-    assert sum(part["flops_per_token"] for part in told["parts"]) == work
+    assert sum(part["flops_per_token"] for part in response["parts"]) == work
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 @hypothesis.given(variants.decoders | variants.encoders | variants.seq2seqs)
 def test_of_every_variant_parts_add_up_and_sites_exist(config):
-    told = describe(config)
-    assert sum(part["parameters"] for part in told["parts"]) == count(config)
-    assert told["totals"]["flops_per_token"] * told["totals"]["context"] == told["totals"]["forward_flops"]
+    response = describe(config)
+    assert sum(part["parameters"] for part in response["parts"]) == count(config)
+    assert response["totals"]["flops_per_token"] * response["totals"]["context"] == response["totals"]["forward_flops"]
     known = sites_of(config)
-    for part in told["parts"]:
+    for part in response["parts"]:
         assert part["site"] in known, part["path"]
         assert part["path"] == "pooler" or part["letters"] == known[part["site"]].letters
-    paths = [part["path"] for part in told["parts"]]
+    paths = [part["path"] for part in response["parts"]]
     assert len(set(paths)) == len(paths)
 
 
 def test_anatomy_is_answered_by_name(ask):
-    told = ask("anatomy", model="bard")
-    assert told["letters"]["D"] == 160
-    assert all(part["mathml"].startswith("<math") for part in told["parts"])
+    response = ask("anatomy", model="bard")
+    assert response["letters"]["D"] == 160
+    assert all(part["mathml"].startswith("<math") for part in response["parts"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", ["bard", "both", "pair"])
 def test_a_tensor_is_what_trace_records(ask, models, model):
     loaded = models.get(model)

@@ -12,6 +12,7 @@ from glassformer.studio.api.cell import cell
 from glassformer.studio.errors import StudioError
 from glassformer.studio.models import LoadedModel
 from tests import variants
+from tests.sampled import examples
 
 IDS, TARGET = [3, 1, 4, 1, 5], [2, 7, 1, 8]
 
@@ -27,10 +28,10 @@ class OneModel:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=examples(25))
 @hypothesis.given(variants.decoders | variants.encoders | variants.seq2seqs, st.integers(0, 10**6))
 def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number):
-    """In float64 the shown arithmetic gives the model's own number; what cannot be shown is said, never wrong."""
+    """In float64 the shown arithmetic gives the model's own number; what cannot be shown is reported, never wrong."""
     model, _ = variants.lively(config)
     target = TARGET if config.kind == "seq2seq" else None
     models, shown = OneModel(model), 0
@@ -41,21 +42,21 @@ def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number)
         index = [int(number // 7**axis) % size for axis, size in enumerate(value.shape)]
         asked = schema.Cell(model="m", ids=IDS, target=target, site=site, index=index)
         try:
-            told = cell(models, asked)
+            response = cell(models, asked)
         except StudioError:
             continue
         shown += 1
         held = float(value[tuple(index)])
         if math.isinf(held):
-            assert told["value"] is None
-            assert "minus infinity" in told["note"]
+            assert response["value"] is None
+            assert "minus infinity" in response["note"]
             continue
-        assert told["value"] == pytest.approx(held, abs=1e-10)  # another path rounds otherwise
-        assert told["computed"] == pytest.approx(held, abs=1e-9, rel=1e-9), site
-        total = sum(term["product"] for term in told["terms"]) + told["rest"]
+        assert response["value"] == pytest.approx(held, abs=1e-10)  # another path rounds otherwise
+        assert response["computed"] == pytest.approx(held, abs=1e-9, rel=1e-9), site
+        total = sum(term["product"] for term in response["terms"]) + response["rest"]
         if not site.endswith("pattern"):
-            assert told["scale"] * total + sum(told["added"].values()) == pytest.approx(held, abs=1e-9), site
-        assert told["n_terms"] == len(told["terms"])
+            assert response["scale"] * total + sum(response["added"].values()) == pytest.approx(held, abs=1e-9), site
+        assert response["n_terms"] == len(response["terms"])
     assert shown >= 3
 
 
@@ -65,9 +66,9 @@ def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number)
 def test_a_cell_of_the_bard_is_answered(ask, models, site):
     run = trace(models.get("bard").model, [IDS], sites=site)
     index = [1] * (run[site].dim() - 1)
-    told = ask("cell", model="bard", ids=IDS, site=site, index=index)
-    assert told["computed"] == pytest.approx(float(run[site][0][tuple(index)]), abs=1e-4)
-    assert told["mathml"].startswith("<math")
+    response = ask("cell", model="bard", ids=IDS, site=site, index=index)
+    assert response["computed"] == pytest.approx(float(run[site][0][tuple(index)]), abs=1e-4)
+    assert response["mathml"].startswith("<math")
 
 
 def test_an_index_outside_is_refused(ask):
@@ -79,7 +80,7 @@ def test_an_index_outside_is_refused(ask):
 
 def test_many_terms_are_cut_to_the_largest_and_the_rest_is_one_number():
     numbers = torch.arange(module.MAX_TERMS + 100, dtype=torch.float64)
-    told = module.Arithmetic("x", numbers, torch.ones_like(numbers), list(map(str, numbers))).to_dict()
-    assert len(told["terms"]) == module.MAX_TERMS
-    assert told["rest"] == sum(range(100))
-    assert told["computed"] == float(numbers.sum())
+    response = module.Arithmetic("x", numbers, torch.ones_like(numbers), list(map(str, numbers))).to_dict()
+    assert len(response["terms"]) == module.MAX_TERMS
+    assert response["rest"] == sum(range(100))
+    assert response["computed"] == float(numbers.sum())

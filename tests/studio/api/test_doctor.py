@@ -46,7 +46,7 @@ def test_an_encoder_has_no_leak_matrix(models):
 
 
 def test_an_unknown_model_is_404(ask):
-    assert ask.refused("doctor", model="nobody")[0] == 404
+    assert ask.refused("doctor", model="unknown")[0] == 404
 
 
 @pytest.mark.parametrize("body", [{"model": "bard", "quick": "yes"}, {"model": 3}, {}])

@@ -49,27 +49,27 @@ def test_too_many_are_refused_before_they_are_computed(models):
 
 
 def test_scores_are_those_of_the_head_table(ask, models):
-    told = ask("heads", model="induction", seed=1)
+    response = ask("heads", model="induction", seed=1)
     table = head_table(models.get("induction").model, seed=1)
-    assert [(row["layer"], row["head"]) for row in told["rows"]] == [(r.layer, r.head) for r in table.rows]
-    assert told["rows"][3]["scores"] == table.rows[3].scores
-    assert told["notes"] == table.notes
+    assert [(row["layer"], row["head"]) for row in response["rows"]] == [(r.layer, r.head) for r in table.rows]
+    assert response["rows"][3]["scores"] == table.rows[3].scores
+    assert response["notes"] == table.notes
 
 
 @pytest.mark.parametrize(("mode", "make"), [("zero", zero), ("mean", mean)])
 def test_ablation_is_that_of_patch(ask, models, mode, make):
     model = models.get("bard").model
-    told = ask("ablate", model="bard", ids=IDS, heads=[[0, 1], [0, 3], [4, 2]], mode=mode, top=65)
+    response = ask("ablate", model="bard", ids=IDS, heads=[[0, 1], [0, 3], [4, 2]], mode=mode, top=65)
     edits = {"blocks.0.attention.heads": make(heads=[1, 3]), "blocks.4.attention.heads": make(heads=[2])}
     after = patch(model, [IDS], edits)[0, -1].double().softmax(-1)
-    for row in told["after"]:
+    for row in response["after"]:
         assert row["p"] == pytest.approx(float(after[row["id"]]), abs=1e-6)
     before = model(torch.tensor([IDS]))[0, -1].double().softmax(-1)
-    assert told["kl"] == pytest.approx(float((before * (before.log() - after.log())).sum().detach()), abs=1e-6)
-    assert told["kl"] > 0.01
+    assert response["kl"] == pytest.approx(float((before * (before.log() - after.log())).sum().detach()), abs=1e-6)
+    assert response["kl"] > 0.01
 
 
 def test_without_heads_nothing_changes(ask):
-    told = ask("ablate", model="bard", ids=IDS, heads=[])
-    assert told["kl"] == pytest.approx(0, abs=1e-12)
+    response = ask("ablate", model="bard", ids=IDS, heads=[])
+    assert response["kl"] == pytest.approx(0, abs=1e-12)
     assert "head 6.0 does not exist" in ask.refused("ablate", model="bard", ids=IDS, heads=[[6, 0]])[1]

@@ -14,11 +14,11 @@ def bard(models):
 
 
 def test_tokens_are_the_tokenizers(ask, bard):
-    told = ask("tokens", model="bard", text=TEXT)
-    assert told["ids"] == bard.tokenizer.encode(TEXT).ids
-    assert "".join(told["pieces"]) == TEXT
-    assert [TEXT[a:b] for a, b in told["offsets"]] == told["pieces"]
-    assert ask("tokens", model="bard", ids=told["ids"])["text"] == TEXT
+    response = ask("tokens", model="bard", text=TEXT)
+    assert response["ids"] == bard.tokenizer.encode(TEXT).ids
+    assert "".join(response["pieces"]) == TEXT
+    assert [TEXT[a:b] for a, b in response["offsets"]] == response["pieces"]
+    assert ask("tokens", model="bard", ids=response["ids"])["text"] == TEXT
     assert ask("tokens", model="bard", text="")["ids"] == []
 
 
@@ -37,19 +37,19 @@ def test_vocabulary_is_every_word(ask, bard):
 )
 def test_the_next_tokens_distribution_is_that_of_the_library(ask, bard, sampling):
     ids = bard.encode(TEXT)
-    told = ask("next", model="bard", ids=ids, count=65, **sampling)
+    response = ask("next", model="bard", ids=ids, count=65, **sampling)
     with torch.no_grad():
         logits = bard.model(torch.tensor([ids]))[:, -1]
     wanted = distribution(logits, gf.Sampling(**sampling))[0]
     got = torch.zeros(65, dtype=torch.float64)
-    for row in told["top"]:
+    for row in response["top"]:
         got[row["id"]] = row["p"]
         assert row["kept"] == (row["p"] > 0)
         assert row["raw"] == pytest.approx(float(logits[0].double().softmax(-1)[row["id"]]), abs=1e-6)
     assert torch.allclose(got, wanted, atol=1e-6)
-    assert told["kept"] == int((wanted > 0).sum())
-    assert told["entropy"] == pytest.approx(float(torch.special.entr(wanted).sum()), abs=1e-5)
-    assert [row["logit"] for row in told["top"]] == sorted((row["logit"] for row in told["top"]), reverse=True)
+    assert response["kept"] == int((wanted > 0).sum())
+    assert response["entropy"] == pytest.approx(float(torch.special.entr(wanted).sum()), abs=1e-5)
+    assert [row["logit"] for row in response["top"]] == sorted((row["logit"] for row in response["top"]), reverse=True)
 
 
 def test_all_logits_come_as_tensors(ask, bard):
@@ -61,6 +61,7 @@ def test_all_logits_come_as_tensors(ask, bard):
     assert np.allclose(arrays["logits"], wanted, atol=1e-5)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}])
 @pytest.mark.parametrize("model", ["bard", "tiny", "pair"])
@@ -96,35 +97,35 @@ def test_probabilities_of_generated_tokens_are_the_librarys(ask, bard):
 @pytest.mark.parametrize("beams", [2, 4])
 def test_the_best_of_a_beam_search_is_that_of_generate_and_lies_in_the_tree(ask, bard, beams):
     ids = bard.encode(TEXT)
-    told = ask("beam", model="bard", ids=ids, beams=beams, steps=6)
+    response = ask("beam", model="bard", ids=ids, beams=beams, steps=6)
     wanted = gf.generate(bard.model, [ids], 6, beams=beams)
-    (best,) = told["best"]
+    (best,) = response["best"]
     assert best["ids"] == wanted.new[0]
     assert best["score"] == pytest.approx(wanted.scores[0])
-    nodes = {node["id"]: node for node in told["nodes"]}
+    nodes = {node["id"]: node for node in response["nodes"]}
     here, total = 0, 0.0
     for token in best["ids"]:
-        (here,) = [n["id"] for n in told["nodes"] if n["parent"] == here and n["token"] == token]
+        (here,) = [n["id"] for n in response["nodes"] if n["parent"] == here and n["token"] == token]
         total += nodes[here]["logp"]
         assert nodes[here]["score"] == pytest.approx(total, abs=1e-4)
     assert total / 6 == pytest.approx(best["score"], abs=1e-4)
 
 
 def test_every_level_of_the_tree_keeps_as_many_as_there_are_beams(ask, bard):
-    told = ask("beam", model="bard", text=TEXT, beams=3, steps=5)
+    response = ask("beam", model="bard", text=TEXT, beams=3, steps=5)
     for level in range(1, 6):
-        here = [node for node in told["nodes"] if node["level"] == level]
+        here = [node for node in response["nodes"] if node["level"] == level]
         assert sum(node["kept"] for node in here) == 3
         parents = {node["parent"] for node in here}
-        assert all(told["nodes"][parent]["kept"] for parent in parents)
+        assert all(response["nodes"][parent]["kept"] for parent in parents)
 
 
 def test_an_encoder_decoder_returns_its_target_and_continues_it(ask, models):
-    """Its own greedy answer when nothing is given; the next token and a longer answer follow what was said."""
+    """Its own greedy answer when nothing is given; the next token and a longer answer follow the text so far."""
     model, source = models.get("pair").model, [3, 1, 4, 1, 5]
     own = list(gf.generate(model, [source], 24, gf.Sampling(0.0))[0])
-    told = ask("tokens", model="pair", ids=source)
-    assert told["target"]["ids"] == own
+    response = ask("tokens", model="pair", ids=source)
+    assert response["target"]["ids"] == own
     assert ask("tokens", model="pair", ids=source, target=[0, 7])["target"]["ids"] == [0, 7]
     assert "target" not in ask("tokens", model="bard", text="To be")
     logits, _ = ask.tensors("next", model="pair", ids=source, target=own[:4])
@@ -135,8 +136,8 @@ def test_an_encoder_decoder_returns_its_target_and_continues_it(ask, models):
     for cache in (True, False):
         done = ask.events("generate", **about, target=own[:4], cache=cache)[-1][1]
         assert done["ids"] == own[4:10]
-    status, told = ask.refused("tokens", model="pair", ids=source, target_text="hello")
-    assert (status, "token ids" in told) == (400, True)
+    status, response = ask.refused("tokens", model="pair", ids=source, target_text="hello")
+    assert (status, "token ids" in response) == (400, True)
 
 
 def test_an_encoder_cannot_continue(ask):

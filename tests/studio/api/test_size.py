@@ -9,8 +9,8 @@ SMALL = {"kind": "dense", "d_ff": 4}
 
 @pytest.mark.parametrize("preset", ["gpt2", "mixtral_8x7b", "t5_small", "bert_base"])
 def test_the_sheet_is_the_librarys(ask, preset):
-    told = ask("size", preset=preset, batch=3, context=100, dtype="bfloat16")
-    assert told == gf.size(gf.presets.get(preset), 3, 100, "bfloat16").to_dict()
+    response = ask("size", preset=preset, batch=3, context=100, dtype="bfloat16")
+    assert response == gf.size(gf.presets.get(preset), 3, 100, "bfloat16").to_dict()
 
 
 def test_a_model_of_the_shelf_and_a_config_of_ones_own(ask, models):
@@ -38,10 +38,10 @@ def test_a_config_that_cannot_be_is_refused_in_words(ask, models, change, words)
 
 
 def test_chinchilla_is_the_librarys_and_its_curves_have_their_lowest_point_at_the_optimum(client):
-    told = client.get("/api/size/chinchilla?flops=1.2e24").json()
+    response = client.get("/api/size/chinchilla?flops=1.2e24").json()
     wanted = sizing.chinchilla(flops=1.2e24).to_dict()
-    assert {key: told[key] for key in wanted} == wanted
-    for curve in told["curves"]:
+    assert {key: response[key] for key in wanted} == wanted
+    for curve in response["curves"]:
         (best,) = [row for row in wanted["allocations"] if row["method"] == curve["method"]]
         assert min(curve["loss"]) == pytest.approx(best["loss"])
         assert curve["loss"].index(min(curve["loss"])) == 15

@@ -7,39 +7,39 @@ IDS = [18, 47, 56, 57, 58, 1]
 
 
 def test_the_lens_is_the_librarys(ask, models):
-    told = ask("lens", model="bard", ids=IDS, top=3)
+    response = ask("lens", model="bard", ids=IDS, top=3)
     found = logit_lens(models.get("bard").model, [IDS], 3)
-    assert [[[cell["id"] for cell in place] for place in row] for row in told["cells"]] == found.top[:, 0].tolist()
-    assert told["cells"][6][5][0]["p"] == float(found.probabilities[6, 0, 5, 0])
-    assert told["entropy"] == found.entropy[:, 0].tolist()
-    assert told["kl"] == found.divergence[:, 0].tolist()
-    assert len(told["layers"]) == 7
+    assert [[[cell["id"] for cell in place] for place in row] for row in response["cells"]] == found.top[:, 0].tolist()
+    assert response["cells"][6][5][0]["p"] == float(found.probabilities[6, 0, 5, 0])
+    assert response["entropy"] == found.entropy[:, 0].tolist()
+    assert response["kl"] == found.divergence[:, 0].tolist()
+    assert len(response["layers"]) == 7
 
 
 def test_attribution_is_the_librarys_and_adds_up(ask, models):
-    told = ask("attribution", model="bard", ids=IDS, answer=5, wrong=7, position=3)
+    response = ask("attribution", model="bard", ids=IDS, answer=5, wrong=7, position=3)
     found = attribute_logits(models.get("bard").model, [IDS], 5, 7, position=3)
-    assert told["names"] == list(found.names)
-    assert told["values"] == found.values[:, 0].tolist()
-    assert sum(told["values"]) == pytest.approx(told["logit"], abs=1e-3)
-    assert told["finding"]["verdict"] == "pass"
+    assert response["names"] == list(found.names)
+    assert response["values"] == found.values[:, 0].tolist()
+    assert sum(response["values"]) == pytest.approx(response["logit"], abs=1e-3)
+    assert response["finding"]["verdict"] == "pass"
 
 
 def test_attribution_explains_the_most_likely_token_by_default(ask, models):
-    told = ask("attribution", model="bard", ids=IDS)
+    response = ask("attribution", model="bard", ids=IDS)
     with torch.no_grad():
-        assert told["answer"]["id"] == int(models.get("bard").model(torch.tensor([IDS]))[0, -1].argmax())
-    assert told["position"] == 5
+        assert response["answer"]["id"] == int(models.get("bard").model(torch.tensor([IDS]))[0, -1].argmax())
+    assert response["position"] == 5
     assert "outside a text of 6" in ask.refused("attribution", model="bard", ids=IDS, position=6)[1]
 
 
 def test_depth_is_the_librarys(ask, models):
-    told = ask("depth", model="bard", ids=IDS)
+    response = ask("depth", model="bard", ids=IDS)
     model = models.get("bard").model
-    assert told["norms"]["stream"] == stream_norms(model, [IDS]).stream[:, 0].tolist()
+    assert response["norms"]["stream"] == stream_norms(model, [IDS]).stream[:, 0].tolist()
     found = rank.rank_by_depth(model, torch.tensor([IDS]))
-    assert told["rank"]["deviation"] == found.deviation[:, 0].tolist()
-    assert told["theory"]["attention"] == rank.collapse("attention", 6).deviation.tolist()
+    assert response["rank"]["deviation"] == found.deviation[:, 0].tolist()
+    assert response["theory"]["attention"] == rank.collapse("attention", 6).deviation.tolist()
 
 
 @pytest.mark.parametrize("site", ["resid_pre", "attention.heads"])

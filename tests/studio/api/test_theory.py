@@ -11,22 +11,23 @@ WITH_KNOB = next(id for id, claim in load_all().items() if claim.knobs and not c
 
 
 def test_all_claims_are_listed_in_order(client):
-    told = client.get("/api/claims").json()
-    assert [row["id"] for row in told] == list(load_all())
-    assert all(row["sources"] and row["badge"] and row["chapter_title"] for row in told)
+    response = client.get("/api/claims").json()
+    assert [row["id"] for row in response] == list(load_all())
+    assert all(row["sources"] and row["badge"] and row["chapter_title"] for row in response)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("id", list(load_all()))
 def test_words_of_every_claim_come_in_pieces_of_text_and_wellformed_mathml(client, id):
-    told = client.get(f"/api/claims/{id}").json()
+    response = client.get(f"/api/claims/{id}").json()
     claim = load_all()[id]
-    assert len(told["derivation"]) == len(claim.derivation)
-    assert [e["id"] for e in told["errata"]] == [e.id for e in claim.errata]
+    assert len(response["derivation"]) == len(claim.derivation)
+    assert [e["id"] for e in response["errata"]] == [e.id for e in claim.errata]
     for piece in [
-        *told["title"],
-        *told["statement"],
-        *told["control"],
-        *(p for step in told["derivation"] for p in step),
+        *response["title"],
+        *response["statement"],
+        *response["control"],
+        *(p for step in response["derivation"] for p in step),
     ]:
         if "mathml" in piece:
             ElementTree.fromstring(piece["mathml"])

@@ -25,7 +25,7 @@ def words(id="invented", **changes):
 
 @contextmanager
 def invented(monkeypatch, check, figure=None, **changes):
-    """A claim with this check, beside the real ones."""
+    """A claim with this check, next to the real ones."""
     claim = words(**changes)
     everything = {**registry.load_all(), claim.id: claim}
     with monkeypatch.context() as patch:

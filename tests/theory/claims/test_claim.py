@@ -96,8 +96,8 @@ def test_evidence_of_every_library_becomes_json():
         "d": (Fraction(1, 3), float("inf")),
         4: {"x": True, "y": None},
     }
-    told = json.loads(json.dumps(plain(odd), allow_nan=False))
-    assert told == {"a": 1.5, "b": [0, 1, 2], "c": [1.0, "nan"], "d": ["1/3", "inf"], "4": {"x": True, "y": None}}
+    result = json.loads(json.dumps(plain(odd), allow_nan=False))
+    assert result == {"a": 1.5, "b": [0, 1, 2], "c": [1.0, "nan"], "d": ["1/3", "inf"], "4": {"x": True, "y": None}}
 
 
 def test_generators_depend_on_seed_and_stream_only():

@@ -40,6 +40,7 @@ def holds(id):
         return False
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "mutant", [pytest.param(m, marks=pytest.mark.slow) if m == "positions_shifted_when_cached" else m for m in CLASSIC]
 )

@@ -34,6 +34,7 @@ def test_two_processes_find_the_same_as_one(alone):
     assert stripped(run(FEW, workers=2)) == stripped(alone)
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_and_another_seed_draws_anew():
     first, again, other = (stripped(run(["dot-product-variance"], Plan(seed=seed))) for seed in (0, 0, 5))
     assert first == again
@@ -94,6 +95,7 @@ for outcome in run({ids!r}):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_without_z3_a_claim_passes_by_its_other_evidence_and_names_what_is_missing():
     assert without_z3(["convex-weights-upper-bound", "multihead-separation"]) == ["True True"] * 2
 
@@ -135,10 +137,10 @@ if __name__ == "__main__":
 
 
 def test_the_summary_is_one_object_with_everything(alone):
-    told = summary(alone, Plan())
-    assert told["held"]
-    assert told["verdicts"] == {"pass": 3, "fail": 0, "skip": 0}
-    first = told["claims"][0]
+    result = summary(alone, Plan())
+    assert result["held"]
+    assert result["verdicts"] == {"pass": 3, "fail": 0, "skip": 0}
+    first = result["claims"][0]
     assert first["id"] == FEW[0]
     assert first["parts"]
     assert {"measured", "bound", "seconds", "expected", "sources", "errata", "badge"} <= first.keys()

@@ -25,7 +25,7 @@ def test_a_wrong_number_is_compared_with_the_right_one():
     answer = Number(12)
     assert answer.comment(answer.read("-12")) == "The sign is wrong."
     assert "twice" in answer.comment(answer.read("24"))
-    assert answer.comment(answer.read("17")) == ""
+    assert "too large" in answer.comment(answer.read("17"))
     assert "close" in Number(100_000).comment(Number(1).read("100001"))
 
 

@@ -76,6 +76,7 @@ def test_the_same_documents_in_seven_containers_are_the_same_tokens(tmp_path, ki
         assert tokens == [token for piece in pieces for token in piece]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
 @pytest.mark.parametrize("kind", ["char", "file"])
 def test_processes_and_the_size_of_parts_change_nothing(tmp_path, name, kind):

@@ -14,6 +14,7 @@ from glassformer.training.data.batches import Batches
 from glassformer.training.data.corpus import DataError
 from glassformer.training.data.mixture import BLOCK, MixedBatches, Mixture, apportion
 from glassformer.training.data.source import prepare
+from tests.sampled import examples
 from tests.training import tiny
 
 T = 5
@@ -29,7 +30,7 @@ def mixed(sizes, weights, batch, rank=0, world=1, seed=0, mode="epoch"):
 
 
 @hypothesis.given(st.lists(st.floats(0.001, 100), min_size=1, max_size=6), st.integers(1, 5000))
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_shares_are_whole_numbers_within_one_of_the_exact_ones(weights, total):
     counts = apportion(tuple(weights), total)
     assert sum(counts) == total

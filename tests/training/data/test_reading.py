@@ -12,6 +12,7 @@ from glassformer.training.data import corpus, reading
 from glassformer.training.data.corpus import DataError, Document
 from glassformer.training.data.reading import line_edge, row_texts, stream, text_edge
 from glassformer.training.data.tokenizer import train_tokenizer
+from tests.sampled import examples
 
 WORDS = st.sampled_from(
     ["word", "é", "漢字", " ", "  ", "\n", "\n\n", "I'm", "9", "\r\n", "\u2028", "\u3000", "end.\n"]
@@ -24,7 +25,7 @@ def write(folder, content, name="x.txt"):
 
 
 @hypothesis.given(st.lists(WORDS, min_size=1, max_size=60), st.integers(1, 40), st.integers(1, 9), st.integers(1, 40))
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=examples(60))
 def test_ranges_of_a_text_are_the_text_and_encode_as_it_does(tmp_path_factory, words, size, chunk, window):
     text = "".join(words)
     document = write(tmp_path_factory.mktemp("x"), text.encode())
@@ -43,7 +44,7 @@ def test_ranges_of_a_text_are_the_text_and_encode_as_it_does(tmp_path_factory, w
 @hypothesis.given(
     st.lists(st.text(max_size=9).filter(lambda t: "\0" not in t)), st.integers(1, 60), st.integers(1, 9), st.booleans()
 )
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=examples(60))
 def test_ranges_of_rows_have_every_row_once(tmp_path_factory, texts, size, chunk, ended):
     content = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts) + "\n" * ended
     document = write(tmp_path_factory.mktemp("x"), content.encode("utf-8", "surrogatepass"), "x.jsonl")

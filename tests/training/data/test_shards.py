@@ -8,6 +8,7 @@ import torch
 
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.data.shards import Shards
+from tests.sampled import examples
 
 
 def divided(folder, tokens, cuts):
@@ -21,7 +22,7 @@ def divided(folder, tokens, cuts):
 
 
 @hypothesis.given(st.sets(st.integers(1, 99)), st.integers(0, 110), st.integers(0, 110), st.integers(1, 30))
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_slices_and_windows_are_those_of_one_array(tmp_path_factory, cuts, begin, end, width):
     tokens = np.random.default_rng(0).integers(0, 60_000, 100).astype(np.uint16)
     shards = divided(tmp_path_factory.mktemp("x"), tokens, cuts)

@@ -19,6 +19,7 @@ from glassformer.training.data.batches import Batches
 from glassformer.training.data.corpus import SHAKESPEARE, DataError, Document
 from glassformer.training.data.source import open_prepared, prepare
 from glassformer.training.data.tokenizer import CharTokenizer, train_tokenizer
+from tests.sampled import examples
 
 SHARED = Path(os.environ.get("GLASSFORMER_DATA", "../shared/data")) / SHAKESPEARE
 TEXT = "".join(f"Line {i}: the quick brown fox, naïve – jumps.\n" for i in range(200))
@@ -55,7 +56,7 @@ def folder(tmp_path):
     [
         ("?\n\nGREMIO:\nGood morrow", "GREMIO:"),
         ("ing the walrus sai", "the"),  # the split cuts words in two
-        (" walrus said", "walrus"),
+        (" walrus swam", "walrus"),
         ("th walrus\n", "walrus"),
         ("12 + 3 = 15", "+"),
         ("all", "all"),
@@ -163,7 +164,7 @@ def test_a_split_anywhere_in_a_folder_loses_nothing(folder, tmp_path, cut):
     st.sampled_from([0.0, 0.25, 0.5]),
     st.sampled_from(["char", "byte", "bpe"]),
 )
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_chunks_of_reading_do_not_show_in_the_tokens(tmp_path_factory, words, chunk, fraction, kind):
     folder = tmp_path_factory.mktemp("x")
     content, size = "".join(words), 280 if kind == "bpe" else None

@@ -14,6 +14,7 @@ from glassformer.training import checkpoint, open_session, read_run, resume_sess
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.tasks import TASKS, Copy, Listed, Markov, ModularAddition, Repeat, Stream, TaskData
 from glassformer.training.run import run_to_dict
+from tests.sampled import examples
 
 SMALL = (
     "model.n_layers=1",
@@ -76,7 +77,7 @@ def test_validation_rows_are_fixed_and_not_those_of_training(name):
     assert not trained & {tuple(row) for batch in batches for row in batch.tolist()}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(shortest=st.integers(2, 7), more=st.integers(0, 5), room=st.integers(0, 9), seed=st.integers(0, 99))
 def test_a_repeated_row_ends_with_its_block_twice_and_asks_for_the_second(shortest, more, room, seed):
     task = Repeat(vocab=50, shortest=shortest, longest=shortest + more)
@@ -99,7 +100,7 @@ def test_block_lengths_are_uniform():
     assert ((counts - 1000).abs() < 5 * math.sqrt(1000)).all()  # five standard deviations
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(T=st.integers(2, 20), seed=st.integers(0, 99), vary=st.booleans())
 def test_a_copied_row_is_block_separator_block(T, seed, vary):
     inputs, targets = Stream(Copy(vocab=9, shortest=1 if vary else None), T, 8, seed).batch(0)
@@ -191,6 +192,7 @@ def test_tasks_that_cannot_be_are_refused_in_words(changes, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_trains_and_resumes_bit_for_bit(tmp_path, name):
     def out(folder):

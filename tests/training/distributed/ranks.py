@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import glassformer as gf
 from glassformer.config import ConfigError
-from glassformer.training import muon, open_session, read_run, resume_session, train
+from glassformer.training import loop, muon, open_session, read_run, resume_session, train
 from glassformer.training.distributed.group import leave, start
 from glassformer.training.loop import TrainState, prepare_state, restore, save
 from glassformer.training.session import Session
@@ -50,9 +51,40 @@ def short(*changes: str) -> tuple[str, ...]:
 def alone(folder: Path, name: str, *changes: str) -> dict[int, float]:
     """The losses of one process."""
     session = open_session(read_run("", short(*where(folder, name), *changes)))
-    with muon_in_float32():
+    with muon_in_float32(), first_gradients():
         train(session.run, session.data)
     return curve(folder / name)
+
+
+@contextlib.contextmanager
+def first_gradients() -> Iterator[None]:
+    """Write the gradients of the first step, before they are clipped, to gradients.safetensors in the run's folder."""
+    step, clip = loop.train_step, loop.clip
+
+    def first_step(state: TrainState, batch: Any) -> Any:
+        def clip_first(*given: Any) -> Any:
+            whole = getattr(state.group, "whole_tensor", lambda name, tensor: tensor)
+            named = ((name, p.grad) for name, p in state.model.named_parameters() if p.grad is not None)
+            found = {name: whole(name, gradient).cpu().contiguous() for name, gradient in named}
+            if state.group.is_main:
+                save_file(found, Path(state.run.out, "gradients.safetensors"))
+            return clip(*given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            if state.step == 0:
+                patch.setattr(loop, "clip", clip_first)
+            return step(state, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", first_step)
+        yield
+
+
+def gradient_error(found: Path, expected: Path) -> float:
+    """Return the largest difference of the first gradients of two runs."""
+    ours, theirs = (load_file(folder / "gradients.safetensors") for folder in (found, expected))
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
 ORTHOGONALIZED: list[int] = []
@@ -85,10 +117,10 @@ def launch(ranks: int, *command: str, seconds: float = 400) -> subprocess.Comple
     )
 
 
-def together(folder: Path, ranks: int, jobs: list[dict]) -> list[str]:
+def together(folder: Path, ranks: int, jobs: list[dict], seconds: float = 400) -> list[str]:
     """Do jobs, one after the other, in one launch; return what was refused, an empty text for each job that ran."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = launch(ranks, __file__, str(folder / "jobs.json"))
+    done = launch(ranks, __file__, str(folder / "jobs.json"), seconds=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "jobs.said").read_text())
 
@@ -151,7 +183,7 @@ def do(given: dict) -> Any:
         restore(state, *session.resume)
         save(state, session.data.tokenizer.to_json(), 0.0, False)
         return state
-    with muon_in_float32():
+    with muon_in_float32(), first_gradients():
         return train(session.run, session.data, resume=session.resume)
 
 

@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import pytest
+
 from glassformer.training.distributed.start import difference, identity
 from tests.training import tiny
 from tests.training.distributed.ranks import job, together
 from tests.training.tiny import corpus
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_are_refused_in_one_sentence(tmp_path):
     corpus(tmp_path)
     other = tmp_path / "other"

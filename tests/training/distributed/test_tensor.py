@@ -1,4 +1,6 @@
-"""Tensor parallelism: ranks that divide heads and hidden units compute what one process does."""
+"""Tensor parallelism: ranks that divide heads, hidden units, ids and positions. test_layouts.py compares whole runs."""
+
+import copy
 
 import pytest
 import torch
@@ -7,40 +9,24 @@ import glassformer as gf
 from glassformer.config import ConfigError
 from glassformer.config.placement import cut_dimension
 from glassformer.training import read_run, resume_session, train
-from glassformer.training.distributed import tensor
+from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.distributed.group import check
 from glassformer.training.distributed.tensor import Division
 from tests.training.distributed.ranks import alone, assert_same, curve, job, together
+from tests.training.distributed.test_layouts import MODELS
+from tests.training.distributed.threads import Threads, on_ranks
 from tests.training.tiny import corpus
 
-MODELS = {
-    "gpt2": ("model.n_heads=4", "model.d_model=32", "optim.ema=0.9", "optim.clip=0.1"),
-    "llama": (
-        *("model.preset=llama_tiny", "model.n_layers=2", "model.d_model=32", "model.n_heads=4", "model.n_kv_heads=4"),
-        *("model.d_ff=48", "model.max_len=16", "model.attention.qk_norm={kind='rms_norm'}", "loop.accumulate=2"),
-    ),
-    "experts": ("model.preset=moe_tiny", "model.n_heads=4", "model.n_kv_heads=4", "loss.balance=0.0"),
-    "encoder": (
-        "model.preset=bert_base",
-        "model.vocab_size=50",
-        "model.n_heads=4",
-        "model.dropout=0.0",
-        "model.d_model=32",
-    ),
-}
 
-
-@pytest.mark.parametrize(("ranks", "parts"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow),
-                                               pytest.param(4, 4, marks=pytest.mark.slow)])  # fmt: skip
-def test_ranks_give_the_curve_and_the_files_of_one_process(tmp_path, ranks, parts):
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [("machine.tensor=2",), ("machine.tensor=2", "machine.context=2")])
+def test_ranks_write_the_files_of_one_process_which_resumes_them(tmp_path, changes):
     corpus(tmp_path)
-    chosen = MODELS if ranks == 4 else {name: MODELS[name] for name in ("gpt2", "llama")}
-    layout = ("machine.parallel=fsdp", f"machine.tensor={parts}", "loop.keep=9")
-    jobs = [job(tmp_path, f"{name}-t", *changes, *layout) for name, changes in chosen.items()]
-    assert together(tmp_path, ranks, jobs) == [""] * len(jobs)
-    for name, changes in chosen.items():
-        expected = alone(tmp_path, name, *changes, "loop.keep=9")
-        assert_same(curve(tmp_path / f"{name}-t"), expected)
+    layout = ("machine.parallel=fsdp", *changes, "loop.keep=9")
+    jobs = [job(tmp_path, f"{name}-t", *model, *layout) for name, model in MODELS.items()]
+    assert together(tmp_path, 4, jobs) == [""] * len(jobs)
+    for name, model in MODELS.items():
+        expected = alone(tmp_path, name, *model, "loop.keep=9")
         found, wanted = (tmp_path / run / "checkpoints" / "step-00000000" for run in (f"{name}-t", name))
         assert (found / "model.safetensors").read_bytes() == (wanted / "model.safetensors").read_bytes()
         half = tmp_path / f"{name}-t" / "checkpoints" / "step-00000010"
@@ -49,50 +35,102 @@ def test_ranks_give_the_curve_and_the_files_of_one_process(tmp_path, ranks, part
         assert_same(curve(tmp_path / name / "1"), expected, first=11)
 
 
-def division(rank: int, size: int) -> Division:
-    return Division(None, rank, size)
+class Absent(Ranks):
+    """One of several ranks without the others, whose tensors are taken to be its own."""
+
+    def all_reduce(self, x, largest=False):
+        return x
+
+    def all_gather(self, x):
+        return torch.stack([x] * self.size)
+
+    def reduce_scatter(self, x):
+        return x[self.rank]
 
 
-def test_dropout_differs_between_ranks_inside_attention_only(monkeypatch):
-    for name in ("_Copy", "_Sum"):  # the parts are not added up here
-        monkeypatch.setattr(tensor, name, type(name, (), {"apply": staticmethod(lambda x, group: x)}))
-    patterns, later = [], []
+def division(rank: int, size: int, vocab_size: int = 256) -> Division:
+    return Division(Absent(None, rank, size), vocab_size)
+
+
+def test_blocks_draw_other_numbers_on_each_rank_and_the_rest_the_same():
+    inside, outside, dropped = [], [], []
     for rank in range(2):
-        model = gf.build(gf.presets.gpt2(n_layers=1, n_heads=2, d_model=8, dropout=0.5), device="meta")
-        division(rank, 2).divide(model)
+        model = gf.build(gf.presets.gpt2(n_layers=2, n_heads=2, d_model=8, vocab_size=11, dropout=0.5), device="meta")
+        division(rank, 2, 11).divide(model)
         model = model.to_empty(device="cpu").train()
         for parameter in model.parameters():
             torch.nn.init.constant_(parameter, 0.1)
+        for block in model.decoder.blocks:
+            block.norm_feedforward.register_forward_pre_hook(lambda *_: inside.append(float(torch.rand(()))))
         torch.manual_seed(0)
+        model.decoder.dropout.register_forward_hook(lambda _, __, out: dropped.append(out == 0))
+        model.encode(torch.zeros(3, 6, dtype=torch.long))
+        outside.append(torch.rand(4))
+    assert len(set(inside)) == 4
+    assert torch.equal(*dropped)
+    assert torch.equal(*outside)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_residual_stream_between_the_parts_has_a_share_of_the_positions(size):
+    model = gf.build(gf.presets.llama_tiny(n_layers=2, n_kv_heads=4, vocab_size=11), device="meta")
+    seen: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def run(ranks: Threads) -> torch.Tensor:
+        own = copy.deepcopy(model)
+        Division(ranks, 11).divide(own)
+        own = own.to_empty(device="cpu")
+        for parameter in own.parameters():
+            torch.nn.init.ones_(parameter)
+        for number, module in enumerate((own.decoder.blocks[0].norm_feedforward, own.decoder.norm)):
+            module.register_forward_hook(lambda _, __, out, n=number: seen.append((ranks.rank, n, tuple(out.shape))))
         with torch.no_grad():
-            patterns.append(model.decoder.blocks[0].attention(torch.ones(4, 16, 8)))
-        later.append(torch.rand(4))
-    assert not torch.equal(*patterns)
-    assert torch.equal(*later)
+            return own.encode(torch.zeros(3, 9, dtype=torch.long))
+
+    hidden = on_ranks(size, run)
+    assert all(h.shape == (3, 9, 96) for h in hidden)
+    positions = [9 * (rank + 1) // size - 9 * rank // size for rank in range(size)]
+    assert sorted(seen) == [(rank, n, (3, positions[rank], 96)) for rank in range(size) for n in range(2)]
 
 
-def test_every_parameter_of_a_block_is_cut_or_whole():
-    model = gf.build(gf.presets.llama_tiny(), device="meta")
-    cut = {name.split(".", 3)[-1] for name, _ in model.named_parameters() if cut_dimension(name) is not None}
-    linear = (
-        "attention.q",
-        "attention.k",
-        "attention.v",
-        "attention.o",
-        *(f"feedforward.{n}" for n in ("gate", "up", "down")),
-    )
-    assert cut == {f"{name}.weight" for name in linear}
+def test_every_parameter_is_cut_summed_or_seen_whole():
+    model = gf.build(gf.presets.llama_tiny(head__tied=False), device="meta")
+    cut = {name for name, _ in model.named_parameters() if cut_dimension(name) is not None}
+    linear = (*(f"attention.{n}" for n in "qkvo"), *(f"feedforward.{n}" for n in ("gate", "up", "down")))
+    blocks = {f"decoder.blocks.{layer}.{name}.weight" for layer in range(4) for name in linear}
+    assert cut == blocks | {"embed.tokens.weight", "head.weight"}
     whole = dict(model.named_parameters())
-    parts = [gf.build(gf.presets.llama_tiny(), device="meta") for _ in range(2)]
-    for rank, part in enumerate(parts):
-        division(rank, 2).divide(part)
+    parts = [gf.build(gf.presets.llama_tiny(head__tied=False), device="meta") for _ in range(2)]
+    divisions = [division(rank, 2) for rank in range(2)]
+    for one, part in zip(divisions, parts, strict=True):
+        one.divide(part)
+        assert one.summed == whole.keys() - cut  # the norms, which see a share of the positions
     for name, parameter in whole.items():
         shapes = [tuple(part.get_parameter(name).shape) for part in parts]
         assert shapes[0] == shapes[1]
-        assert division(0, 2).whole_shape(name, shapes[0]) == tuple(parameter.shape)
+        assert divisions[0].whole_shape(name, shapes[0]) == tuple(parameter.shape)
     boxes = [division(rank, 2).part("decoder.blocks.0.attention.o.weight", (6, 8)) for rank in range(2)]
     values = torch.arange(48).view(6, 8)
     assert torch.equal(torch.cat([values[box] for box in boxes], dim=1), values)
+
+
+def test_a_vocabulary_need_not_be_a_multiple_of_the_ranks():
+    boxes = [division(rank, 3, 11).part("embed.tokens.weight", (11, 4))[0] for rank in range(3)]
+    assert [box.stop - box.start for box in boxes] == [3, 4, 4]
+    assert division(0, 3, 11).whole_shape("embed.tokens.weight", (3, 4)) == (11, 4)
+    assert division(2, 3, 11).whole_shape("head.bias", (4,)) == (11,)
+
+
+def test_experts_and_positions_are_not_summed_and_biases_are():
+    experts = gf.build(gf.presets.moe_tiny(), device="meta")
+    one = division(0, 2)
+    one.divide(experts)
+    assert not any("feedforward." in name and "norm" not in name for name in one.summed)
+    gpt2 = gf.build(gf.presets.gpt2(n_layers=1), device="meta")
+    one = division(0, 2, 50257)
+    one.divide(gpt2)
+    assert "decoder.position.weight" not in one.summed
+    assert {f"decoder.blocks.0.{n}.bias" for n in ("attention.o", "feedforward.down", "norm_attention")} < one.summed
 
 
 @pytest.mark.parametrize(
@@ -105,7 +143,8 @@ def test_every_parameter_of_a_block_is_cut_or_whole():
         (("optim.kind=muon",), "the optimizer muon"),
         (("model.preset=t5_small", "loop.context=16"), "an encoder and a decoder"),
         (("model.preset=bloom_560m", "loop.context=16"), "biases on the scores"),
-        (("machine.replicate=2",), "cannot be combined"),
+        (("machine.replicate=4",), "machine.replicate=4 x machine.tensor=2 does not divide 4 ranks"),
+        (("machine.products=float8", "machine.precision=bfloat16"), "machine.products='float8'"),
         (("machine.parallel=ddp",), "needs machine.parallel='fsdp'"),
         (("loop.batch=7",), "is not a multiple of 2 ranks"),
     ],

@@ -54,6 +54,7 @@ def files(folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [("lora.dora=true",), pytest.param(("lora.dropout=0.3", "optim.ema=0.9"), marks=pytest.mark.slow)]
 )

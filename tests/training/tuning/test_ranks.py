@@ -26,6 +26,9 @@ def tuning_cases(folder: Path) -> dict[str, tuple[str, ...]]:
     dpo = (f'data.corpus="{folder / "pairs.jsonl"}"', chat[1], "chat.loss=dpo", "optim.lr=1e-2")
     return {
         "lora-ddp": (text, "lora.rank=2", "optim.lr=1e-2"),
+        "lora-fsdp": (text, "lora.rank=3", "optim.lr=1e-2", "loop.sample_every=2"),
+        "dora-fsdp": (text, "lora.rank=2", "lora.dora=true", "lora.dropout=0.0", "loop.accumulate=2", "optim.lr=1e-2"),
+        "both-fsdp": (*dpo, "lora.rank=2"),
         "dora-ddp": (text, "lora.rank=2", "lora.dora=true", "lora.quantize=nf4", "loop.accumulate=2"),
         "freeze-ddp": (text, 'optim.freeze=["embed", "norms"]', "optim.lr=1e-2"),
         "padding-ddp": (text, "optim.lr=1e-2", "optim.weight_decay=0.5"),
@@ -37,13 +40,12 @@ def tuning_cases(folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
-        ("lora-ddp", "chat-fsdp", "dpo-ddp"),
-        pytest.param(
-            ("dora-ddp", "freeze-ddp", "padding-ddp", "chat-ddp", "dpo-fsdp", "both-ddp"), marks=pytest.mark.slow
-        ),
+        ("lora-ddp", "lora-fsdp", "chat-fsdp", "dpo-ddp"),
+        ("dora-ddp", "dora-fsdp", "freeze-ddp", "padding-ddp", "chat-ddp", "dpo-fsdp", "both-ddp", "both-fsdp"),
     ],
     ids=["some", "others"],
 )

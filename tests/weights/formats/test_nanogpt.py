@@ -3,14 +3,13 @@
 import dataclasses
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import glassformer as gf
+from glassformer.cli import main
 from glassformer.weights import WeightsError, load_config
 
 ARGUMENTS = {"n_layer": 2, "n_head": 3, "n_embd": 24, "block_size": 16, "bias": True, "vocab_size": 31, "dropout": 0.1}
@@ -173,10 +172,7 @@ def test_a_head_that_is_not_tied_is_refused(tmp_path):
     assert "must be equal" in refusal(checkpoint(tmp_path / "c.pt", state | {"lm_head.weight": torch.zeros(31, 24)}))
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, capsys):
     path = checkpoint(tmp_path / "ckpt.pt")
-    command = [sys.executable, "-m", "glassformer", "convert", str(path), str(tmp_path / "out"), "--to", "glass"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "same-logits" in done.stdout
+    assert main(["convert", str(path), str(tmp_path / "out"), "--to", "glass"]) == 0
+    assert "same-logits" in capsys.readouterr().out

@@ -28,6 +28,7 @@ def gap(a, b):
     return float((a - b).abs().max())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "variant"), CASES)
 @torch.no_grad()
 def test_folders_are_interchangeable(kind, variant, tmp_path):
@@ -92,6 +93,7 @@ def step_of(parameters, loss):
     optimizer.step()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "variant"), CASES)
 def test_one_step_of_adamw_equals_that_of_peft(kind, variant, tmp_path):
     theirs, base = peft_model(kind, tmp_path / "base", **VARIANTS[variant])

@@ -171,8 +171,8 @@ def explain_scores(s: Scene) -> Explanation | None:
     factor, left = fits.fit_factor(x, y)
     if s.explains(left) and abs(factor - 1) > EXACT:
         a, b = _scale(one, s), _scale(two, s)
-        said = f": A multiplies q·k by {a}, B by {b}" if a and b else ""
-        return Explanation("attn_scale", f"B's scores are A's times {factor:.6g}{said}", left)
+        factors = f": A multiplies q·k by {a}, B by {b}" if a and b else ""
+        return Explanation("attn_scale", f"B's scores are A's times {factor:.6g}{factors}", left)
     scales = [_scale_of(one), _scale_of(two)]
     if scales[0] and scales[1] and abs(scales[0] / scales[1] - 1) > 1e-6:
         text = f"A multiplies q·k by {named(scales[0], s, one)}, B by {named(scales[1], s, two)}, and both add a bias"
@@ -267,8 +267,8 @@ def explain_weights(s: Scene) -> Explanation | None:
     one, two = _attention(s.a).steps, _attention(s.b).steps
     if one == two:
         return None
-    said = [f"{who} {_steps(steps)}" for who, steps in (("A", one), ("B", two))]
-    text = f"after softmax, {said[0]}; {said[1]}, before the product with v"
+    actions = [f"{who} {_steps(steps)}" for who, steps in (("A", one), ("B", two))]
+    text = f"after softmax, {actions[0]}; {actions[1]}, before the product with v"
     again = s.a.value if "softmax" in two else s.b.value
     left = distance(again.softmax(-1), s.b.value if "softmax" in two else s.a.value)
     left = left if "softmax" in {*one} ^ {*two} and s.explains(left) else math.inf

@@ -57,6 +57,6 @@ def _how(x: Tensor, y: Tensor) -> str:
 
 def _sorted_rows(x: Tensor) -> Tensor:
     flat = x.reshape(x.shape[0], -1)
-    # rows are told apart by a fixed random projection: exact rows give exact sums
+    # a fixed random projection distinguishes rows: exact rows give exact sums
     direction = torch.linspace(1.0, 2.0, flat.shape[1], dtype=flat.dtype)
     return flat[(flat * direction).sum(1).argsort()]

@@ -16,34 +16,34 @@ def describe(a: Float[Tensor, "B T V"], b: Float[Tensor, "B T V"], real: Bool[Te
     if not bool(bad.any()):
         return "the logits agree at every position"
     position = int(bad.any(0).nonzero()[0])
-    said = [f"first at position {position} (row {int(bad[:, position].nonzero()[0])})"]
+    clauses = [f"first at position {position} (row {int(bad[:, position].nonzero()[0])})"]
     T = bad.shape[1]
     ever = bad.any(0)
     if bool(ever.all()):
-        said.append("at every position")
+        clauses.append("at every position")
     elif not bool(ever[0]) and bool(ever[1:].all()):
-        said.append("at every position but 0, which sees nothing but itself: attention or positions")
+        clauses.append("at every position but 0, which sees nothing but itself: attention or positions")
     elif bool(ever[-1]) and int(ever.sum()) < T:
         first = int(ever.nonzero()[0])
-        said.append(
+        clauses.append(
             f"from position {first} on" if bool(ever[first:].all()) else f"at {int(ever.sum())} of {T} positions"
         )
     else:
-        said.append(f"at {int(ever.sum())} of {T} positions")
+        clauses.append(f"at {int(ever.sum())} of {T} positions")
     rows = bad.any(1)
     if not bool(rows.all()):
         which = ", ".join(str(int(r)) for r in rows.nonzero())
         padded = real is not None and bool((~real).any(1)[rows].all())
-        said.append(f"only in row {which}" + (", the padded one: padding is read differently" if padded else ""))
+        clauses.append(f"only in row {which}" + (", the padded one: padding is read differently" if padded else ""))
     factor, left = fit_factor(a, b)
     if left < 1e-6 and abs(factor - 1) > 1e-4:
-        said.append(f"B's logits are A's times {factor:.6g}")
+        clauses.append(f"B's logits are A's times {factor:.6g}")
     elif distance(a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)) < 1e-6:
-        said.append("by a constant per position, which no probability notices")
+        clauses.append("by a constant per position, which no probability notices")
     elif distance(a.flip(1), b) < 1e-6:
-        said.append("B's logits are A's in reverse order of positions")
+        clauses.append("B's logits are A's in reverse order of positions")
     elif distance(a[:, :-1], b[:, 1:]) < 1e-6:
-        said.append("B's logits are A's, one position later")
+        clauses.append("B's logits are A's, one position later")
     elif distance(a[:, 1:], b[:, :-1]) < 1e-6:
-        said.append("B's logits are A's, one position earlier")
-    return "the logits differ " + ", ".join(said) + f"; at most {float(apart[bad].max()):.1e} of their size"
+        clauses.append("B's logits are A's, one position earlier")
+    return "the logits differ " + ", ".join(clauses) + f"; at most {float(apart[bad].max()):.1e} of their size"

@@ -115,11 +115,11 @@ def as_declared(subject: Subject) -> Finding:
         return Finding.skip(id, "no feed-forward of two maps with a known activation between them was seen")
     declared = subject.facts.every("activation")
     wanted = [name for value in declared for name in SPELLINGS.get(str(value).lower(), ())]
-    said = ", ".join(map(str, declared))
+    expected = ", ".join(map(str, declared))
     names = sorted({fitting[0] for fitting in found.values()})
     if not wanted and len(names) > 1:
         common = max(names, key=lambda n: sum(n in fitting for fitting in found.values()))
-        wanted, said = [common], f"{common} in the other layers"
+        wanted, expected = [common], f"{common} in the other layers"
     if not wanted:
         return Finding(id, Verdict.PASS, why=f"{names[0]} in every layer; none is declared")
     wrong = [layer for layer, fitting in found.items() if not set(fitting) & set(wanted)]
@@ -127,8 +127,8 @@ def as_declared(subject: Subject) -> Finding:
         numbers = [int(layer.rpartition(".")[2]) for layer in wrong]
         layers = f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         name = found[wrong[0]][0]
-        why = f"{name} in {layers}; declared: {said}"
-        remedy = f"Use the declared activation ({said}) in every layer; exact and tanh GELU are two functions."
+        why = f"{name} in {layers}; declared: {expected}"
+        remedy = f"Use the declared activation ({expected}) in every layer; exact and tanh GELU are two functions."
         evidence = {"layer": numbers[0], "found": name}
         return Finding(id, Verdict.FAIL, float(len(wrong)), 0.0, why, remedy, evidence)
     return Finding(id, Verdict.PASS, 0.0, 0.0, f"{names[0]} in every layer, as declared")

@@ -131,14 +131,14 @@ def scale(subject: Subject, seen: list[Seen]) -> Finding:
     for one in seen:
         found = one.attention
         width = found.q.shape[-1]
-        said = subject.facts.attention_scale(width, one.layer or 0)
-        expected, why = said if said else (width**-0.5, "1/√d_head, the usual scale (none is declared)")
-        if found.learned_scale or (found.normed and said is None):
+        declared = subject.facts.attention_scale(width, one.layer or 0)
+        expected, why = declared if declared else (width**-0.5, "1/√d_head, the usual scale (none is declared)")
+        if found.learned_scale or (found.normed and declared is None):
             learned = True
             continue
-        if said is None and subject.facts.position_kind == "t5" and abs(found.scale - 1) < ROUGH:
+        if declared is None and subject.facts.position_kind == "t5" and abs(found.scale - 1) < ROUGH:
             continue  # a bias of T5's kind usually comes with unscaled scores
-        if abs(found.scale / expected - 1) > ROUGH and not _by_design(subject, one, expected, said is not None):
+        if abs(found.scale / expected - 1) > ROUGH and not _by_design(subject, one, expected, declared is not None):
             wrong.append((found.scale, expected, one, why))
     if wrong:
         found_scale, expected, one, why = wrong[0]
@@ -159,7 +159,7 @@ def scale(subject: Subject, seen: list[Seen]) -> Finding:
     return Finding("attn_scale/ratio", Verdict.PASS, 1.0, 1.0, why)
 
 
-def _by_design(subject: Subject, one: Seen, expected: float, said: bool) -> bool:
+def _by_design(subject: Subject, one: Seen, expected: float, declared: bool) -> bool:
     """Whether YaRN's declared factor or attributes of the attention module account for the scale that was measured.
 
     One that is a factor beyond the usual scale accounts for it, or one that is the scale itself and none of the usual
@@ -167,10 +167,10 @@ def _by_design(subject: Subject, one: Seen, expected: float, said: bool) -> bool
     the config's number is something else.
     """
     usual, scale = one.attention.q.shape[-1] ** -0.5, one.attention.scale
-    if not said and abs(scale / expected / yarn_factor(subject.facts.raw) ** 2 - 1) < ROUGH:
+    if not declared and abs(scale / expected / yarn_factor(subject.facts.raw) ** 2 - 1) < ROUGH:
         return True
     numbers = _numbers_of(subject, one.attention.path)
-    if said:
+    if declared:
         names = [n for n in SCALE_NAMES if n in numbers and n in subject.facts.raw]
         own = [n for n, v in numbers.items() if n in SCALE_NAMES and n not in names and abs(v / usual - 1) < ROUGH]
         kept = any(abs(numbers[n] / expected - 1) < ROUGH for n in names)
@@ -270,8 +270,8 @@ def constant_of(one: Seen) -> float | None:
         return float(values.max())  # one number written over the scores
     hidden = hidden_keys(one.scores) & forbidden
     known = [float(one.scores[hidden].max())] if bool(hidden.any()) else []
-    beside = _beside(one)
-    return max([*known, *([] if beside is None else [beside])], default=None)
+    weak = _weak_score(one)
+    return max([*known, *([] if weak is None else [weak])], default=None)
 
 
 def open_layers(seen: list[Seen]) -> list[int]:
@@ -284,12 +284,12 @@ def open_layers(seen: list[Seen]) -> list[int]:
         values = one.scores[..., future]
         written_over = float(values.max()) == float(values.min()) < -8
         bare = ~hidden_keys(one.scores) & future
-        if bool(bare.any()) and not written_over and _beside(one) is None:
+        if bool(bare.any()) and not written_over and _weak_score(one) is None:
             found.append(-1 if one.layer is None else one.layer)
     return sorted(set(found))
 
 
-def _beside(one: Seen) -> float | None:
+def _weak_score(one: Seen) -> float | None:
     """Score of the next key where, unhidden, it lies 8 below the query's own everywhere: a weak constant."""
     if one.role != "self" or one.scores.shape[-1] < 4:
         return None
@@ -361,10 +361,10 @@ def sparse_fields(subject: Subject) -> list[str]:
     """Fields of the config that speak of attention that leaves keys out, beyond a window that is understood."""
     words = ("window", "local", "chunk", "sparse", "dilat", "index_topk", "indexer")
     raw, known = subject.facts.raw, subject.facts.window
-    said = [
+    fields = [
         k for k, v in raw.items() if (any(v) if isinstance(v, list | tuple) else v) and v != known and k != "windows"
     ]
-    return [k for k in said if any(word in k.lower() for word in words)]
+    return [k for k in fields if any(word in k.lower() for word in words)]
 
 
 def _over_mask(one: Seen, wrong: Tensor) -> Finding:

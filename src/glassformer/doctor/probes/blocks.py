@@ -245,10 +245,10 @@ def _lost(block: Block, parts: list[Tensor], declared: bool) -> str | None:
 
 
 def _declared_placement(subject: Subject) -> str | None:
-    said = subject.facts.placement
-    if isinstance(said, bool):
-        return "pre" if said else "post"
-    text = str(said).lower() if said is not None else ""
+    declared = subject.facts.placement
+    if isinstance(declared, bool):
+        return "pre" if declared else "post"
+    text = str(declared).lower() if declared is not None else ""
     return next((p for p in ("pre", "post", "parallel", "sandwich") if p in text), None)
 
 

@@ -86,7 +86,7 @@ def against_full(isolated: Subject, rows: int, sizes: list[int], explicit: bool 
 
 
 def cache_equals_recomputation(subject: Subject) -> Iterator[Finding]:
-    """Prompt, steps, chunks. What fails is told apart: position, mask, window, or the cache itself."""
+    """Prompt, steps, chunks. The findings distinguish position, mask, window and the cache itself."""
     if not subject.has_cache:
         yield Finding.skip("cache_mismatch/steps", NO_CACHE)
         return
@@ -170,8 +170,8 @@ def _several(cases: list[tuple[int, list[int]]]) -> Callable[[Subject], Measured
 
 
 def _factor(finding: Finding) -> float:
-    said = str(finding.evidence.get("weights", "as given"))
-    return float(said.split("x ")[1]) if "x " in said else 1.0
+    weights = str(finding.evidence.get("weights", "as given"))
+    return float(weights.split("x ")[1]) if "x " in weights else 1.0
 
 
 def _vanishes(subject: Subject, finding: Finding) -> bool:

@@ -77,8 +77,8 @@ def future_token(subject: Subject) -> Iterator[Finding]:
 
 def declared_prefix(subject: Subject) -> int:
     """How many first tokens may see one another."""
-    said = next((value for key, value in subject.expect.items() if key.startswith("prefix")), 0)
-    return int(said) if isinstance(said, int | float | str) and str(said).isdigit() else 0
+    length = next((value for key, value in subject.expect.items() if key.startswith("prefix")), 0)
+    return int(length) if isinstance(length, int | float | str) and str(length).isdigit() else 0
 
 
 def moved_by_future(

@@ -169,7 +169,7 @@ VALUES = "Compute v with its own projection, or remove that projection if keys a
 
 
 def _values_from_keys(subject: Subject) -> str | None:
-    """Attention whose v is k, number by number: said where a projection of values exists and is not used."""
+    """Attention whose v is k, number by number: reported where a projection of values exists and is not used."""
     with contextlib.suppress(Exception):
         for one in traced(subject):
             found = vectors(one.attention, 2)

@@ -45,7 +45,7 @@ def head_layout(subject: Subject, seen: list[Seen], rows: int = 2, length: int =
 
 
 def _by_numbers(subject: Subject, rows: int, length: int) -> list[tuple[Seen, str | None]]:
-    """Each self-attention with `split` or `merged` where it mixes, "" where it does not, None where nothing is told."""
+    """Each self-attention with `split` or `merged` where it mixes, "" where it does not, None where it is unknown."""
     cut = length // 3
     with subject.isolated(subject.warmth) as isolated:
         tokens = isolated.tokens(rows, length, seed=5)
@@ -130,14 +130,14 @@ def _mixes(a: Seen, b: Seen, rows: int, length: int, cut: int, orders: tuple[str
 
 def _looked_up(one: Seen, rows: int) -> str | None:
     """For an encoder: whether the numbers of a row are those of its token's heads."""
-    told = [("merged", _merge_mixes(one, rows)), ("split", _split_mixes(one, rows))]
-    if all(mixed is None for _, mixed in told):
+    found = [("merged", _merge_mixes(one, rows)), ("split", _split_mixes(one, rows))]
+    if all(mixed is None for _, mixed in found):
         return None
-    return next((what for what, mixed in told if mixed), "")
+    return next((what for what, mixed in found if mixed), "")
 
 
 def _merge_mixes(one: Seen, rows: int) -> bool | None:
-    """None when it cannot be told; else whether what the output map reads at a token is not that token's heads."""
+    """None when it is unknown; else whether what the output map reads at a token is not that token's heads."""
     out, merged = one.attention.out, one.attention.merged
     if out is None or merged is None:
         return None

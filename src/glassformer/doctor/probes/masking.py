@@ -327,7 +327,7 @@ def _with_cache(subject: Subject) -> Iterator[Finding]:
             finding = judge(subject, "pad_leak/with-cache", partial(measure, way=way), LEAK)
         except Unsupported:
             raise
-        except Exception:  # this model is told of padding in another way
+        except Exception:  # this model takes the padding mask in another way
             continue
         if finding.passed:
             yield finding

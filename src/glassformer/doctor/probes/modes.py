@@ -60,8 +60,8 @@ def dropout_probability(subject: Subject) -> float:
     found = [0.0]
     if subject.module is not None:
         found += [float(m.p) for m in subject.module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-    said = subject.facts.number("dropout")
-    return max([*found, said or 0.0])
+    declared = subject.facts.number("dropout")
+    return max([*found, declared or 0.0])
 
 
 def training_is_random(subject: Subject) -> Finding:

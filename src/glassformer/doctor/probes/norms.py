@@ -112,7 +112,7 @@ def _tokens_second(norm: Norm, x: Tensor) -> Tensor:
 
 @dataclass
 class Formula:
-    """What a norm computes: eps, whether it stands beside the root, and the factor left over (unbiased: √((n-1)/n))."""
+    """What a norm computes: eps, whether it is outside the root, and the factor left over (unbiased: √((n-1)/n))."""
 
     eps: float
     outside: bool
@@ -148,13 +148,13 @@ def formula_of(norm: Norm) -> Formula | None:
     if not 0 < r <= 1 + 1e-5:  # a norm that computes in float32 gives some 1e-7 too much
         return None
     inside = SMALL**2 * (1 / min(r, 1.0) ** 2 - 1)
-    beside = SMALL * (1 / min(r, 1.0) - 1)
+    outer = SMALL * (1 / min(r, 1.0) - 1)
     small = SMALL / 8
-    predicted = {False: small / math.sqrt(small**2 + inside), True: small / (small + beside)}
+    predicted = {False: small / math.sqrt(small**2 + inside), True: small / (small + outer)}
     outside = abs(predicted[True] - ratio[small]) < abs(predicted[False] - ratio[small])
     shifted = module(z * 1e6 + 3e6)
     centred = gap(shifted, module(z * 1e6)) <= 1e-6 * max(rms(shifted), 1e-12)
-    return Formula(beside if outside else inside, outside, _factor(module, full, live), centred)
+    return Formula(outer if outside else inside, outside, _factor(module, full, live), centred)
 
 
 def _factor(module: nn.Module, full: Tensor, live: Tensor) -> float:
@@ -182,7 +182,7 @@ def _precision(subject: Subject) -> torch.dtype | None:
 def eps_as_declared(subject: Subject) -> Iterator[Finding]:
     """Measured eps and formula of every norm against the config's, else against the module's own `eps`."""
     id = "norm_eps/formula"
-    said = subject.facts.number("eps")
+    declared = subject.facts.number("eps")
     count, notes = 0, []
     with subject.isolated(dtype=_precision(subject)) as isolated:
         try:
@@ -197,7 +197,7 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
                 continue
             count += 1
             own = getattr(norm.module, "eps", getattr(norm.module, "variance_epsilon", None))
-            wanted = said if said is not None else own if isinstance(own, float) else None
+            wanted = declared if declared is not None else own if isinstance(own, float) else None
             at = layer_of(norm.name, blocks)
             where = {"layer": at[1] if at else None, "module": norm.name, "eps": found.eps}
             unbiased = math.sqrt((norm.width - 1) / norm.width)

@@ -94,5 +94,5 @@ def step_padded(
 
 
 def conventions(subject: Subject) -> tuple[str, ...]:
-    """How a step may be told of the padding, most likely first."""
+    """Ways to pass the padding mask to a step, most likely first."""
     return ("whole",) if subject.interface.library else ("none", "new", "whole")

@@ -160,9 +160,9 @@ def _first_input(isolated: Subject, found: Constant, length: int) -> Iterator[No
 
 def scheme(subject: Subject, constant: Constant) -> str | None:
     """The declared scheme, else what the repeated token and parameter names show; None: no sign of positions."""
-    said = subject.facts.position_kind
-    if said is not None:
-        return said
+    declared = subject.facts.position_kind
+    if declared is not None:
+        return declared
     if constant.absolute:
         return "learned" if constant.tables else "sinusoidal"
     if any(_turns(one) for one in constant.steady()):
@@ -207,7 +207,7 @@ def _turns(one: Seen) -> bool:
 
 
 def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding]:
-    """The same token at two positions is told apart, near and far, in every head of a relative scheme."""
+    """The same token at two positions gives different outputs, near and far, in every head of a relative scheme."""
     id, kind = "position_missing/repeated-token", scheme(subject, constant)
     if kind in (None, "none"):
         yield Finding.skip(id, "no positions are declared, which is a legitimate design")

@@ -91,7 +91,7 @@ class Reading:
 
 
 def read(isolated: Subject, tokens: Int[Tensor, "B T"], of: Int[Tensor, "B S"] | None = None, **given: Any) -> Reading:
-    """Run once with a graph; `of` are the tokens whose positions are asked about, `tokens` unless said."""
+    """Run once with a graph; `of` are the tokens whose positions are asked about, `tokens` by default."""
     leaves = Leaves(tokens if of is None else of)
     with torch.enable_grad(), leaves:
         logits = isolated.logits(tokens, **given)

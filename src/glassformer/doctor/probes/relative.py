@@ -25,7 +25,7 @@ SHIFT = 37
 
 
 def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding]:
-    """In a relative scheme only distances matter; what breaks it is told apart by q, k and v of the first layer."""
+    """In a relative scheme only distances matter; q, k and v of the first layer show what breaks it."""
     kind = scheme(subject, constant)
     if subject.facts.capacity is not None:
         yield Finding.skip("rope_relative/shift", "experts with a capacity: a repeated token finds its expert full")
@@ -207,11 +207,11 @@ def _mixed_pairing(rotations: list[tuple[Seen, Rotation, Rotation]], failed: Fin
 def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotation]]) -> Iterator[Finding]:
     """Pairing and base against the config. Frequencies are judged only where no scaling is declared."""
     for one, q, _ in rotations[:1]:
-        said = subject.facts.rope_pairing
-        if q.pairing is not None and said is not None:
+        declared = subject.facts.rope_pairing
+        if q.pairing is not None and declared is not None:
             wanted = (
                 "interleaved"
-                if said is True or "inter" in str(said) or "adj" in str(said) or "gptj" in str(said)
+                if declared is True or "inter" in str(declared) or "adj" in str(declared) or "gptj" in str(declared)
                 else "halves"
             )
             id, why = "rope_pairing/declared", f"components are rotated in {q.pairing} pairs; declared: {wanted}"
@@ -252,10 +252,10 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
 
 def declared_fraction(subject: Subject, layer: int = 0) -> float | None:
     """The fraction of a head that the config says is rotated in a layer; None where it says nothing."""
-    said = subject.facts.number("rope_fraction")
+    declared = subject.facts.number("rope_fraction")
     inner = _of_layer(subject, subject.facts.raw.get("rope_parameters"), layer)
     value = inner.get("partial_rotary_factor") if isinstance(inner, dict) else None
-    return said or (float(value) if isinstance(value, int | float) else None)
+    return declared or (float(value) if isinstance(value, int | float) else None)
 
 
 def _of_layer(subject: Subject, table: Any, layer: int) -> Any:

@@ -166,7 +166,7 @@ def _part(
         if window is not None and visible != visible2 and k2.shape[2] >= window:
             return "window", f"{visible_keys(visible)}, {visible2} without a cache"
         if visible == visible2 and window is not None:
-            return None  # a window's cache may forget what nobody sees
+            return None  # a window's cache may forget keys that no query attends to
         return "cache_mismatch", f"the attention reads {many(k.shape[2], 'key')} and should read {k2.shape[2]}"
     # the query is right, so the new token is: what is wrong with its key or value happened on the way into the cache
     if _differs(v[:, :, -news:], v2[:, :, -news:]):

@@ -154,8 +154,8 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
     evidence = {"matches": best, "factor": factor, "difference": left}
     missing = None
     if left > MATCH and rows is not None:
-        told = tokens if labels is None else labels
-        missing = next((m for s in call.accepted if (m := _uncounted(rows, told, s)) is not None), None)
+        targets = tokens if labels is None else labels
+        missing = next((m for s in call.accepted if (m := _uncounted(rows, targets, s)) is not None), None)
     if missing is not None and len(missing):
         ids = sorted({int(i) for i in missing})
         shown = ", ".join(map(str, ids[:6])) + (" …" if len(ids) > 6 else "")

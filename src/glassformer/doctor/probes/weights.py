@@ -32,14 +32,14 @@ def _tied(isolated: Subject) -> bool | None:
 def tying(subject: Subject) -> Finding:
     """Declared tying is one Parameter: in the model, its copy, after a reload, a cast and an optimiser step."""
     id = "weight_tying/same"
-    said = subject.facts.tied
-    if subject.module is None or said is None or not subject.vocabulary_logits:
+    declared = subject.facts.tied
+    if subject.module is None or declared is None or not subject.vocabulary_logits:
         return Finding.skip(id, "nothing is declared about tying")
     own = _tied(subject)
     if own is None:
         return Finding.skip(id, "the token table or the head's matrix was not seen")
     remedy = "Make them one Parameter: head.weight = embedding.weight, after loading and after every conversion."
-    if not said:
+    if not declared:
         verdict = Verdict.FAIL if own else Verdict.PASS
         remedy = "Give the head its own matrix, or declare the tying."
         return Finding(id, verdict, why="the config declares an untied head", remedy=remedy)

@@ -57,8 +57,8 @@ def _one(subject: Subject, diagnosis: Diagnosis, source: str) -> Reproduction | 
 
 
 def _warmth(finding: Finding) -> float:
-    said = str(finding.evidence.get("weights", "as given"))
-    return float(said.split("x ")[1]) if "x " in said else 1.0
+    weights = str(finding.evidence.get("weights", "as given"))
+    return float(weights.split("x ")[1]) if "x " in weights else 1.0
 
 
 def _script(subject: Subject, finding: Finding, source: str, calls: Calls, body: list[str]) -> str:

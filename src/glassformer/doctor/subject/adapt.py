@@ -64,9 +64,9 @@ def subject_of(
 
 
 def _vocabulary(thing: Any, facts: Declared) -> int:
-    said = facts.whole("vocab_size")
-    if said:
-        return said
+    declared = facts.whole("vocab_size")
+    if declared:
+        return declared
     tables = [m for m in thing.modules() if isinstance(m, nn.Embedding)] if isinstance(thing, nn.Module) else []
     heads = [m for m in thing.modules() if isinstance(m, nn.Linear)] if isinstance(thing, nn.Module) else []
     if tables and heads and heads[-1].out_features in {t.num_embeddings for t in tables}:
@@ -137,9 +137,9 @@ def _answers_alone(subject: Subject) -> bool:
 
 def _settle(subject: Subject) -> None:
     """First calls: does it run, what does it return, how long may inputs be, how does it want its mask."""
-    said: list[str] = []
+    printed: list[str] = []
     limit = subject.facts.whole("max_len") or LENGTHS[-1]
-    with quiet(said), subject.isolated() as isolated:
+    with quiet(printed), subject.isolated() as isolated:
         _first_call(isolated, subject)
         for length in [] if subject.multiple == subject.limit else sorted({*LENGTHS, limit}, reverse=True):
             length -= length % subject.multiple
@@ -152,9 +152,9 @@ def _settle(subject: Subject) -> None:
         else:
             subject.limit = subject.limit if subject.multiple > 1 else 5
     subject.interface.needs_labels = isolated.interface.needs_labels
-    if said:
+    if printed:
         subject.notes.append(
-            f"it prints while computing (kept off this report): {said[0].strip().splitlines()[0][:80]!r}"
+            f"it prints while computing (kept off this report): {printed[0].strip().splitlines()[0][:80]!r}"
         )
     for name in ("mask", "source_mask"):
         if getattr(subject.interface, name) is not None:
@@ -238,11 +238,11 @@ OWN_KIND = {"is_decoder": True, "is_causal": True, "causal": True, "is_encoder":
 
 def _guess_kind(subject: Subject) -> Kind:
     face, facts, raw = subject.interface, subject.facts, subject.facts.raw
-    said = str(facts.kind or "").lower()
+    declared = str(facts.kind or "").lower()
     if face.is_seq2seq:
         return "seq2seq"
     for word, kind in (("encoder", "encoder"), ("decoder", "decoder"), ("causal", "decoder"), ("bert", "encoder")):
-        if word in said and "encoder-decoder" not in said:
+        if word in declared and "encoder-decoder" not in declared:
             return cast(Kind, kind)
     kept = vars(subject.model) if subject.module is not None else {}
     for name, when in OWN_KIND.items():

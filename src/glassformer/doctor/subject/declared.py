@@ -1,7 +1,7 @@
 """What a model says about itself: the facts of its config, whatever they are called there.
 
 A convention (scale, eps, activation, tying, window, rotary base) can only be called wrong against a declaration. Here
-the spellings in common use are read into one record; what is not said stays None and is never guessed.
+the spellings in common use are read into one record; what is not declared stays None and is never guessed.
 """
 
 import math
@@ -181,7 +181,7 @@ class Declared:
         return self.whole("window")
 
     def attention_scale(self, width: int, layer: int = 0) -> tuple[float, str] | None:
-        """The declared factor on q·k for heads of `width`, and where it is said."""
+        """The declared factor on q·k for heads of `width`, and where it is declared."""
         return declared_scale(self, width, layer)
 
 
@@ -320,10 +320,10 @@ POSITION_WORDS = {
 
 
 def position_kind(facts: Declared) -> str | None:
-    said = facts.position
-    if isinstance(said, str):
+    declared = facts.position
+    if isinstance(declared, str):
         for kind, words in POSITION_WORDS.items():
-            if any(word in said.lower() for word in words):
+            if any(word in declared.lower() for word in words):
                 return kind
     raw = facts.raw
     if raw.get("alibi") or raw.get("use_alibi") or raw.get("slopes"):
@@ -337,21 +337,21 @@ def position_kind(facts: Declared) -> str | None:
         return "t5"
     # a base alone declares rotary positions only if no field for the kind of positions exists, not even an empty one
     unset = any(name in raw and raw[name] is None for name in NAMES["position"])
-    if said is None and not unset and (facts.rope_base or raw.get("rope_parameters") or raw.get("rotary_dim")):
+    if declared is None and not unset and (facts.rope_base or raw.get("rope_parameters") or raw.get("rotary_dim")):
         return "rotary"
     return None
 
 
 def declared_scale(facts: Declared, width: int, layer: int) -> tuple[float, str] | None:
     raw = facts.raw
-    said = facts.facts.get("scale")
-    if isinstance(said, str):
+    declared = facts.facts.get("scale")
+    if isinstance(declared, str):
         words = {"none": 1.0, "mup": 1 / width, "1/d": 1 / width, "sqrt": width**-0.5, "1/sqrt(d)": width**-0.5}
-        return (words[said.lower()], f"config says {said!r}") if said.lower() in words else None
+        return (words[declared.lower()], f"config says {declared!r}") if declared.lower() in words else None
     number = facts.number("scale")
     if number is not None:
         return float(number), "the config's own scale"
-    if said is False or raw.get("scale_attn_weights") is False or raw.get("scale_attention") is False:
+    if declared is False or raw.get("scale_attn_weights") is False or raw.get("scale_attention") is False:
         return 1.0, "the config says unscaled"
     scalar = raw.get("query_pre_attn_scalar")
     if isinstance(scalar, int | float) and scalar > 0:

@@ -47,7 +47,7 @@ class Interface:
     source_mask: str | None = None
     labels: str | None = None
     maker: str | None = None
-    """Method that makes an empty cache; None where the model makes one itself when told `use_cache`."""
+    """Method that makes an empty cache; None where the model makes one itself when `use_cache` is passed."""
     empty: Callable[[], Any] | None = None
     """Makes the empty container that the model fills with its cache in place, found by trying."""
     flags: dict[str, Any] = field(default_factory=dict)

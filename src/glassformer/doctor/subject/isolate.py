@@ -76,16 +76,16 @@ def _listening(name: str, out: io.StringIO) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet(said: list[str] | None = None) -> Iterator[None]:
-    """What the subject prints is kept (in `said`), its warnings are dropped."""
+def quiet(printed: list[str] | None = None) -> Iterator[None]:
+    """What the subject prints is kept (in `printed`), its warnings are dropped."""
     out = io.StringIO()
     with _listening("stdout", out), _listening("stderr", out), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            if said is not None and out.getvalue().strip():
-                said.append(out.getvalue())
+            if printed is not None and out.getvalue().strip():
+                printed.append(out.getvalue())
 
 
 class _OutOfTime(BaseException):

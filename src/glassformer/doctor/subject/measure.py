@@ -64,12 +64,6 @@ def gap(a: Tensor, b: Tensor) -> float:
     return float(torch.nan_to_num(difference, nan=math.inf, posinf=math.inf).max())
 
 
-def worst_place(a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """Index of the largest difference."""
-    difference = torch.nan_to_num((a.detach().double() - b.detach().double()).abs(), nan=math.inf)
-    return tuple(int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
-
-
 def same_shape_bound(logits: Tensor) -> float:
     relative = SAME_SHAPE if logits.device.type == "cpu" else max(SAME_SHAPE, REORDERED * ulp(logits.dtype))
     return relative * max(rms(logits), 1e-30)

@@ -9,10 +9,11 @@ from glassformer.studio import schema
 from glassformer.studio.errors import NotFoundError, StudioError
 from glassformer.studio.mathml import pieces
 from glassformer.theory import exercises
-from glassformer.theory.course import Choice, CourseError, Formula, Problem, Task, course
+from glassformer.theory.course import Choice, CourseError, Formula, Problem, Task, course, notation
 from glassformer.theory.course.expressions import UnreadableError, parse, to_sympy
 from glassformer.theory.course.progress import Progress, load
 from glassformer.theory.course.registry import Item, errata
+from glassformer.theory.exercises.hints import hints
 
 SAVING = threading.Lock()
 """Requests run in several threads, and each reads and replaces the file of the progress."""
@@ -46,6 +47,8 @@ def describe(id: str) -> dict[str, Any]:
     item, kept = _find(id), load()
     facts = {"id": item.id, "title": item.title, "claims": list(item.claims), "solved": kept.solved(item.id)}
     if not isinstance(item, Problem):
+        given = [[{"text": hint}] for hint in hints(item.id)]
+        facts |= {"hints": given[: kept.record(item.id).hints], "hint_count": len(given)}
         return {**facts, "kind": "code", "problem": item.problem, "stub": item.stub}
     task = item.task(kept.record(item.id).draw)
     answer = task.drawn.answer
@@ -84,7 +87,7 @@ def act(id: str, request: schema.CourseAction, is_local: bool) -> dict[str, Any]
                 case "check":
                     return _check(task, request.answer, kept)
                 case "hint":
-                    return _hint(task, kept)
+                    return _hint(item.id, [_pieces(hint) for hint in task.hints], kept)
                 case "new":
                     record = kept.record(item.id)
                     record.draw, record.hints = record.draw + 1, 0
@@ -94,6 +97,8 @@ def act(id: str, request: schema.CourseAction, is_local: bool) -> dict[str, Any]
                     return _solution(task)
         elif request.action == "solution":
             return {"program": item.solution, "errata": []}
+        elif request.action == "hint":
+            return _hint(item.id, [[{"text": hint}] for hint in hints(item.id)], kept)
         elif request.action == "grade" and not is_local:
             raise StudioError(
                 "programs are graded only if the studio listens on this machine: use glass course answer."
@@ -116,7 +121,8 @@ def _read(task: Task, text: str) -> dict[str, Any]:
     if isinstance(answer, Formula):
         import sympy
 
-        shown = sympy.latex(to_sympy(parse(text, tuple(answer.letters))), ln_notation=True) if "=" not in text else ""
+        tree = parse(notation.LEADING.sub("", text), tuple(answer.letters))
+        shown = sympy.latex(to_sympy(tree), ln_notation=True)
     return {"readable": True, "message": "", "formula": _pieces(f"${shown}$") if shown else []}
 
 
@@ -128,11 +134,11 @@ def _check(task: Task, text: str, kept: Progress) -> dict[str, Any]:
     return {"result": mark.result, "message": _pieces(mark.message), "solved": record.solved}
 
 
-def _hint(task: Task, kept: Progress) -> dict[str, Any]:
-    record = kept.record(task.problem.id)
-    record.hints = min(record.hints + 1, len(task.hints))
+def _hint(id: str, given: list[Any], kept: Progress) -> dict[str, Any]:
+    record = kept.record(id)
+    record.hints = min(record.hints + 1, len(given))
     kept.save()
-    return {"hints": [_pieces(hint) for hint in task.hints[: record.hints]]}
+    return {"hints": given[: record.hints]}
 
 
 def _solution(task: Task) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from glassformer.theory.course import expressions
+from glassformer.theory.course import expressions, notation, relations
 from glassformer.theory.course.expressions import UnreadableError
 
 TOLERANCE = 5e-3
@@ -76,16 +76,7 @@ class Number:
 
     def comment(self, given: Any) -> str:
         """Return what a wrong answer has in common with the right one, or an empty string."""
-        if self.same(-given, self.value) and self.value != 0:
-            return "The sign is wrong."
-        for factor, words in ((2, "twice"), (0.5, "half"), (10, "ten times"), (0.1, "a tenth of")):
-            if self.value != 0 and _near(
-                given / factor, self.value, NEGLIGIBLE if isinstance(self.value, int) else 1e-3
-            ):
-                return f"The answer is {words} the right value."
-        if isinstance(self.value, int) and self.value and _near(given, self.value, 0.01):
-            return "The answer is close: here every unit counts."
-        return ""
+        return relations.of_number(given, expressions.to_mpf(self.value), isinstance(self.value, int))
 
 
 @dataclass(frozen=True)
@@ -102,8 +93,7 @@ class Formula:
         return f"a formula in {', '.join(self.letters)}"
 
     def read(self, text: str) -> Any:
-        text = re.sub(r"^\s*[A-Za-z]\w*(\([^)]*\))?\s*=\s*", "", text)  # `d = sqrt(n)` is read as `sqrt(n)`
-        tree = expressions.parse(text, tuple(self.letters))
+        tree = expressions.parse(notation.LEADING.sub("", text), tuple(self.letters))
         self._values(tree)  # refuses a formula that has no value somewhere in the domain
         return tree
 
@@ -129,7 +119,10 @@ class Formula:
         if found is None:
             return ""
         where, x, y = found
-        return f"For {where} it gives {float(x):.6g}, and the right value is {float(y):.6g}."
+        right = expressions.parse(self.value, tuple(self.letters))
+        values = [[one for _, one in self._values(tree)] for tree in (given, right)]
+        related = relations.of_formula(*values)
+        return related or f"For {where} it gives {float(x):.6g}, and the right value is {float(y):.6g}."
 
 
 @functools.lru_cache(maxsize=512)
@@ -149,7 +142,7 @@ def read_rows(text: str) -> list[list[Any]]:
     """Read `1 2; 3 4`, `[[1, 2], [3, 4]]` or one row `1, 2` as rows of numbers."""
     if len(text) > 4 * expressions.LONGEST:
         raise UnreadableError("the matrix is too long: give numbers with fewer digits.")
-    plain = re.sub(r"\]\s*,\s*\[", ";", text.strip())
+    plain = re.sub(r"\]\s*,\s*\[", ";", notation.rows(text))
     plain = re.sub(r"[\[\]]", " ", plain).replace("\n", ";")
     rows = [row.strip() for row in plain.split(";") if row.strip()]
     if not rows:
@@ -176,7 +169,10 @@ class Matrix:
         return f"{columns} numbers ({form})" if rows == 1 else f"a {rows} by {columns} matrix, row after row ({form})"
 
     def read(self, text: str) -> Any:
-        return read_rows(text)
+        found = read_rows(text)
+        if len(self.value) == 1 and len(found) == len(self.value[0]) and all(len(row) == 1 for row in found):
+            return [[row[0] for row in found]]  # a column where a vector was asked for
+        return found
 
     def same(self, given: Any, value: Any) -> bool:
         if (len(given), len(given[0])) != (len(value), len(value[0])):
@@ -192,9 +188,9 @@ class Matrix:
         shape, wanted = (len(given), len(given[0])), (len(self.value), len(self.value[0]))
         if shape != wanted:
             return f"The answer is {shape[0]} by {shape[1]}; {wanted[0]} by {wanted[1]} is needed."
-        turned = [list(column) for column in zip(*self.value, strict=True)]
-        if wanted[0] == wanted[1] and self.same(given, turned):
-            return "This is the transpose of the right matrix."
+        related = relations.of_matrix(given, self.value, self.same)
+        if related:
+            return related
         wrong = [(i, j) for i, row in enumerate(self.value) for j, v in enumerate(row)
                  if not self.same([[given[i][j]]], [[v]])]  # fmt: skip
         i, j = wrong[0]

@@ -15,6 +15,7 @@ from typing import Any
 import mpmath
 
 from glassformer.errors import GlassformerError, nearest
+from glassformer.theory.course import notation
 
 DIGITS = 40
 LONGEST = 400
@@ -71,7 +72,7 @@ def parse(text: str, names: tuple[str, ...] = ()) -> Node:
     if not text.strip():
         raise UnreadableError("the answer is empty: type a number or a formula.")
     text = GROUPED.sub(lambda found: found[0].replace(",", ""), text)
-    return _Parser(_tokens(text.translate(SIGNS)), names).read()
+    return _Parser(_tokens(notation.formula(text).translate(SIGNS)), names).read()
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
@@ -181,6 +182,11 @@ class _Parser:
             return self.call(text)
         if text in CONSTANTS:
             return Node("name", text)
+        others = [name for name in self.names if name.lower() == text.lower()]
+        if len(others) == 1:  # `n` where the letter is N
+            return Node("name", others[0])
+        if not self.names and len(text) <= 2:
+            raise UnreadableError(f"{text!r} is a letter, and the answer is a number: put in its value.")
         known = [*self.names, *FUNCTIONS, *CONSTANTS]
         raise UnreadableError(f"{text!r} is not known here.{nearest(text, known, others='Known names:')}")
 
@@ -260,7 +266,9 @@ def to_mpf(value: Any) -> Any:
 
 def number(text: str) -> Any:
     """Return the value of a number such as `0.25`, `1/4`, `25 %`, `3,145,728` or `e/(e+1)`."""
-    return evaluate(parse(text))
+    if notation.is_decimal_comma(text):
+        raise UnreadableError(f"{text.strip()} has a decimal comma: write {text.strip().replace(',', '.')}.")
+    return evaluate(parse(notation.value(text)))
 
 
 def to_sympy(tree: Node) -> Any:

@@ -86,7 +86,12 @@ Return the output (T, U) and the weights (T, S). Scores may be large, so exp mus
         Mistake(
             "you divide by the square root of the value width U: use the key width K", {"k.shape[-1]": "v.shape[-1]"}
         ),
+        Mistake("you divide by the square root of the number of keys: use the key width K", {"k.shape[-1]": "len(k)"}),
         AXIS,
+        Mistake(
+            "your weights sum to 1 over the whole matrix: apply softmax to each row on its own",
+            {"scores.max(-1, keepdims=True)": "scores.max()", "weights.sum(-1, keepdims=True)": "weights.sum()"},
+        ),
         Mistake(
             "your weights are not normalised: divide exp(score) by its sum over the keys",
             {NORMALISED: "", "scores - scores.max(-1, keepdims=True)": "scores"},

@@ -69,6 +69,15 @@ Normalise each row of x (T, d): subtract its mean, divide by √(variance + eps)
             {"gain * (centred / np.sqrt(variance + eps)) + bias": "gain * (centred / np.sqrt(variance + eps) + bias)"},
         ),
         Mistake("you leave out gain and bias", {"gain * (": "(", " + bias": ""}),
+        Mistake("you leave out the gain", {"gain * (": "("}),
+        Mistake(
+            "you normalise with one mean and one variance for the whole array: each row has its own",
+            {"mean(-1, keepdims=True)": "mean()"},
+        ),
+        Mistake(
+            "brackets are missing: subtract the mean first, then divide the difference",
+            {"centred / np.sqrt(": "x - x.mean(-1, keepdims=True) / np.sqrt("},
+        ),
         Mistake("you leave out the bias", {" + bias": ""}),
     ),
     inspect=_inspect_norm,

@@ -286,6 +286,11 @@ def _raised(failure: dict[str, Any]) -> str:
             return f"imports a package that is not installed{line}: {words}"
         case "TypeError" if "positional argument" in words:
             return f"cannot be called with the arguments of the exercise: {words}"
+        case "ValueError" if "could not be broadcast" in words:
+            return f"raises {kind}{line}: {words}. Is keepdims=True missing in a sum, a mean or a maximum?"
+        case "ValueError" if words.startswith("matmul"):
+            sizes = words[words.rfind("(") + 1 : -1] if words.endswith(")") else words
+            return f"multiplies matrices whose shapes do not fit{line} ({sizes}): is one of them to be transposed?"
         case "RecursionError":
             return f"calls itself endlessly{line}"
         case "PermissionError":

@@ -71,6 +71,14 @@ Return the output (T, D).""",
             "you reshape to (T, D)",
             {JOIN: "heads.reshape(T, D)"},
         ),
+        Mistake(
+            "you use one head of the full width: split queries, keys and values into n_heads heads",
+            {"K = D // n_heads": "n_heads, K = 1, D"},
+        ),
+        Mistake(
+            "you apply a causal mask: in this exercise every position attends to every position",
+            {"softmax(scores) @": "softmax(np.where(np.tri(T, dtype=bool), scores, -np.inf)) @"},
+        ),
         Mistake("you average the heads: concatenate them", {JOIN: "np.tile(heads.mean(0), n_heads)"}),
         Mistake("you leave out w_o", {"return joined @ w_o": "return joined"}),
         Mistake(

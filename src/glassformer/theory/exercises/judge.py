@@ -118,10 +118,11 @@ def diagnose(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values
     ordinary = [n for n in wrong if not cases[n].hint]
     first = (ordinary or wrong)[0]
     case, given, expected = cases[first], answers[first], right(exercise, cases[first])
-    sentences = [_shape(exercise, case, given, expected)]
+    sentences = [_order(exercise, given, expected) or _shape(exercise, case, given, expected)]
     if not sentences[0]:
         hints = [] if ordinary else list(dict.fromkeys(cases[n].hint for n in wrong))
-        seen = "" if hints else exercise.inspect(case.arguments, given) or _relation(exercise, given, expected)
+        seen = _transposed(exercise, given, expected) or exercise.inspect(case.arguments, given)
+        seen = "" if hints else seen or _relation(exercise, given, expected)
         sentences = [*hints, *([seen] if seen else []), _difference(exercise, case, given, expected)]
     return sentences
 
@@ -143,6 +144,22 @@ def _made(exercise: Exercise, case: Case, given: Values, mistakes: Sequence[Mist
         return False
 
 
+def _order(exercise: Exercise, given: Values, expected: Values) -> str:
+    """Name the order of the returned values if only that is wrong."""
+    for order in itertools.permutations(range(len(given))):
+        if order != tuple(range(len(given))) and same(exercise, tuple(given[n] for n in order), expected):
+            return f"you return the right values in another order: return {', '.join(exercise.returns)}"
+    return ""
+
+
+def _transposed(exercise: Exercise, given: Values, expected: Values) -> str:
+    """Name the first wrong value if it is the transpose of the right one."""
+    for name, got, want in zip(exercise.returns, given, expected, strict=True):
+        if not same(exercise, (got,), (want,)):
+            return f"`{name}` is the transpose of the correct answer" if same(exercise, (got.T,), (want,)) else ""
+    return ""
+
+
 def _shape(exercise: Exercise, case: Case, given: Values, expected: Values) -> str:
     for name, got, want in zip(exercise.returns, given, expected, strict=True):
         if got.shape != want.shape:
@@ -162,8 +179,6 @@ def _relation(exercise: Exercise, given: Values, expected: Values) -> str:
         return "your answer contains NaN or infinite values"
     if np.allclose(got, want, rtol=1e-4, atol=1e-5):
         return "your answer is correct to a few digits only: compute in float64"
-    if got.ndim == 2 and got.shape[0] == got.shape[1] and np.allclose(got.T, want):
-        return "your answer is the transpose of the correct one"
     where = np.abs(want) > 1e-6
     if where.sum() > 1:
         ratios = got[where] / want[where]

@@ -104,6 +104,10 @@ Return the logits (T, V): one row for every position, each a prediction of the t
             },
         ),
         Mistake(
+            "you multiply the token embeddings by √D, as the first Transformer does: GPT adds them as they are",
+            {'weights["tokens"][tokens]': 'weights["tokens"][tokens] * weights["tokens"].shape[1] ** 0.5'},
+        ),
+        Mistake(
             "you leave out the final norm: a pre-norm model has one before the head",
             {'    x = norm(x, weights["gain"], weights["bias"])\n': ""},
         ),

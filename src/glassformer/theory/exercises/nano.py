@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glassformer.theory.exercises.backward import attention_backward, cross_entropy
+from glassformer.theory.exercises.backward import cross_entropy
 from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake, softmax
 from glassformer.theory.exercises.training import adamw, batch
 
@@ -18,6 +18,17 @@ def forward(tokens: Array, w: dict[str, Array]) -> tuple[Array, ...]:
     return x, q, k, v, y, y @ w["head"]
 
 
+def attention_gradients(q: Array, k: Array, v: Array, d_out: Array) -> tuple[Array, Array, Array]:
+    """Stage 3 for a batch of sequences: every argument is (B, T, K)."""
+    scale = 1 / np.sqrt(k.shape[-1])
+    scores = q @ k.transpose(0, 2, 1) * scale
+    p = softmax(np.where(np.tri(q.shape[1], dtype=bool), scores, -np.inf))
+    d_p = d_out @ v.transpose(0, 2, 1)
+    d_scores = p * (d_p - (p * d_p).sum(-1, keepdims=True)) * scale
+    d_q, d_k = d_scores @ k, d_scores.transpose(0, 2, 1) @ q
+    return d_q, d_k, p.transpose(0, 2, 1) @ d_out
+
+
 def gradients(inputs: Array, targets: Array, w: dict[str, Array]) -> dict[str, Array]:
     x, q, k, v, y, logits = forward(inputs, w)
     flat = logits.reshape(-1, logits.shape[-1])
@@ -25,9 +36,7 @@ def gradients(inputs: Array, targets: Array, w: dict[str, Array]) -> dict[str, A
     d = d.reshape(logits.shape)
     d_y = d @ w["head"].T
     g = {"head": np.einsum("btd,btv->dv", y, d)}
-    d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for n in range(len(q)):
-        d_q[n], d_k[n], d_v[n] = attention_backward(q[n], k[n], v[n], d_y[n])
+    d_q, d_k, d_v = attention_gradients(q, k, v, d_y)
     d_x = d_y.copy()
     for name, d_part in (("query", d_q), ("key", d_k), ("value", d_v)):
         g[name] = np.einsum("btd,bte->de", x, d_part)
@@ -147,8 +156,8 @@ TRAIN = Exercise(
     title="nanoGPT, stage 7: the whole training",
     problem="""\
 Train a small Transformer on a text and predict with it. Stages 1, 2, 3 and 5 are given: `batch`, `cross_entropy`,
-`attention_backward`, `adamw`; also `forward` and `gradients` of a model with one layer and one head. You may write a
-larger model, and you may use torch.
+`attention_gradients` (for a batch), `adamw`; also `forward` and `gradients` of a model with one layer and one head.
+You may write a larger model, and you may use torch.
 
   text          an array of about 6000 token ids
   vocab         the number of different tokens
@@ -179,6 +188,6 @@ beat. You have 60 seconds; 300 steps of 16 sequences are enough and take one."""
     accepts=judge_training,
     claims=("train-nano-gpt",),
     sources=("Ch. 13 ex. 20",),
-    given=("batch", "cross_entropy", "attention_backward", "adamw", "forward", "gradients"),
+    given=("batch", "cross_entropy", "attention_gradients", "adamw", "forward", "gradients"),
     seconds=60,
 )

@@ -50,6 +50,17 @@ Positions p and components are counted from 0. Return an array (n, d).""",
         ),
         Mistake("your frequencies grow with i: the exponent of 10000 is minus 2i/d", {"-2 * ": "2 * "}),
         Mistake("your base is 1000: it is 10000", {"10000.0": "1000.0"}),
+        Mistake(
+            "your cosines have the exponent (2i+1)/d: sine and cosine of a pair share the frequency with exponent 2i/d",
+            {"np.cos(angles)": "np.cos(np.arange(n)[:, None] * 10000.0 ** (-(2 * np.arange(d // 2) + 1) / d))"},
+        ),
+        Mistake(
+            "you use the index of the component as i: i counts pairs, so component j belongs to pair j // 2",
+            {
+                "np.sin(angles)": "np.sin(angles * w)",
+                "np.cos(angles)": "np.cos(np.arange(n)[:, None] * 10000.0 ** (-2 * (2 * np.arange(d // 2) + 1) / d))",
+            },
+        ),
     ),
     claims=("sinusoid-shift-rotation", "sine-only-fails", "sinusoid-frequency-spectrum"),
     sources=("Ch. 13 ex. 11",),
@@ -118,6 +129,14 @@ Return an array (T, d).""",
             {"angles = positions": "angles = -positions"},
         ),
         Mistake("your exponent is i/d: it is 2i/d", {"-2 * ": "-"}),
+        Mistake(
+            "you compute the second component of a pair from the new first one: use the old value of both",
+            {"rotated[:, 1::2] = first * sin": "rotated[:, 1::2] = rotated[:, 0::2] * sin"},
+        ),
+        Mistake(
+            "you put all first components before all second ones: pair i belongs into the components 2i and 2i+1",
+            {"return rotated": "return np.concatenate([rotated[:, 0::2], rotated[:, 1::2]], 1)"},
+        ),
         Mistake(
             "your frequencies grow with i: the angle of pair i is p · base to the power minus 2i/d",
             {"-2 * ": "2 * "},

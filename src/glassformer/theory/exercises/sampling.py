@@ -134,6 +134,8 @@ def _nucleus_cases(rng: np.random.Generator) -> list[Case]:
         Case("p 0.05", {"logits": rng.normal(size=5), "p": 0.05}, "the most likely token is always kept"),
         Case("p 1", {"logits": rng.normal(size=5), "p": 1.0}, "p = 1 keeps every token"),
         Case("probabilities 1/4, 1/2, 1/8, 1/8 and p 0.7", {"logits": halves, "p": 0.7}),
+        Case("probabilities 0.2, 0.45, 0.25, 0.1 and p 0.8", {"logits": np.log([0.2, 0.45, 0.25, 0.1]), "p": 0.8}),
+        Case("ten probabilities around 0.1", {"logits": 0.05 * rng.normal(size=10), "p": 0.55}),
         _overflowing(rng, p=0.6),
     ]
 
@@ -160,6 +162,10 @@ by their sum. Every other token has probability exactly 0. Entry i of the result
         Mistake(
             "you keep every token whose own probability is at least p: the sum of the kept tokens must reach p",
             {"order[before < p]": "order[: max(1, sum(q >= p))]"},
+        ),
+        Mistake(
+            "you keep every token whose own probability is at least 1 - p: the sum of the kept tokens must reach p",
+            {"order[before < p]": "order[: sum(q >= 1 - p)]"},
         ),
         Mistake(
             "you do not normalise the remaining probabilities: divide them by their sum",

@@ -93,6 +93,8 @@ def _adamw_cases(rng: np.random.Generator) -> list[Case]:
     return [made("the first step", 1, 0.1), made("step 7", 7, 0.1), made("step 1000 without decay", 1000, 0.0)]
 
 
+DECAY = "    w = w - lr * decay * w\n"
+MOVE = "    w = w - lr * m_hat / (np.sqrt(v_hat) + eps)\n"
 ADAMW = Exercise(
     id="nano-adamw",
     title="nanoGPT, stage 5: one step of AdamW",
@@ -130,6 +132,18 @@ Return the new w, m and v (without the correction). Do not modify the arguments.
             {"return w, m, v": "return w, m_hat, v_hat"},
         ),
         Mistake("you climb: subtract the step", {"w = w - lr * m_hat": "w = w + lr * m_hat"}),
+        Mistake("you apply the decay after the step: shrink the weights first", {f"{DECAY}{MOVE}": f"{MOVE}{DECAY}"}),
+        Mistake(
+            "you multiply beta by the step in the correction: raise it to that power",
+            {"beta1**step": "beta1 * step", "beta2**step": "beta2 * step"},
+        ),
+        Mistake(
+            "you swap beta and 1 - beta: most of the running mean is kept",
+            {
+                "beta1 * m + (1 - beta1) * g": "(1 - beta1) * m + beta1 * g",
+                "beta2 * v + (1 - beta2) * g**2": "(1 - beta2) * v + beta2 * g**2",
+            },
+        ),
     ),
     claims=CLAIMS,
     sources=SOURCES,

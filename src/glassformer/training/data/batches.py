@@ -130,10 +130,6 @@ class Batches:
         """Windows in an epoch."""
         return (len(self.tokens) - 1) // self.context
 
-    @property
-    def steps_per_epoch(self) -> float:
-        return self.n_windows / self.batch_size
-
     def offsets(self, step: int) -> np.ndarray:
         """Return where this rank's sequences of a step begin."""
         rows = self.batch_size // self.world

@@ -165,8 +165,3 @@ def baselines(
         f"{order}-gram": NGram(tables, vocab_size),
     }
     return {name: model.cross_entropy(val[:limit]) for name, model in models.items()}
-
-
-def limit_note(train: np.ndarray, limit: int = LIMIT) -> str:
-    """Return a note for the baselines of a text longer than `limit`; an empty text otherwise."""
-    return f"n-grams of the first {limit:,} of {len(train):,} tokens" if len(train) > limit else ""

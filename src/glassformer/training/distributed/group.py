@@ -5,6 +5,7 @@ processes. This module imports neither torch nor `torch.distributed`.
 """
 
 import contextlib
+import math
 import os
 import shlex
 import signal
@@ -128,7 +129,7 @@ class Group:
     world = 1
     one_host = True
     parts = 1
-    """Ranks that divide each block (tensor parallelism). They read the same sequences."""
+    """Ranks that divide each block or each sequence (tensor and context parallelism). They read the same sequences."""
     sharded = False
     """True if tensors are sharded over ranks, so that every rank must take part in every forward pass."""
 
@@ -308,16 +309,22 @@ def check(run: "Run", world: int | None = None) -> None:
     """Refuse a run that `world` processes cannot share (default: those of torchrun); there may be one only."""
     world = world_size() if world is None else world
     parts, copies = run.loop.accumulate, run.machine.replicate
-    for name, number in (("replicate", copies), ("tensor", run.machine.tensor)):
-        if world > 1 and world % number:
-            raise ConfigError(
-                f"machine.{name}={number} does not divide {world} ranks: all parts need the same number of ranks."
-            )
+    kinds = {"replicate": copies, "tensor": run.machine.tensor, "context": run.machine.context}
+    chosen = {f"machine.{name}={number}": number for name, number in kinds.items() if number > 1}
+    if world > 1 and world % math.prod(chosen.values()):
+        raise ConfigError(
+            f"{' x '.join(chosen)} does not divide {world} ranks: all parts need the same number of ranks."
+        )
     if world > 1 and run.machine.tensor > 1:
         from glassformer.training.distributed.tensor import check_tensor
 
         check_tensor(run)
         world //= run.machine.tensor
+    if world > 1 and run.machine.context > 1:
+        from glassformer.training.distributed.context import check_context
+
+        check_context(run)
+        world //= run.machine.context
     share = world * parts
     if run.loop.batch % share:
         near = max(run.loop.batch // share, 1) * share

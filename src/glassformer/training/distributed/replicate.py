@@ -47,7 +47,7 @@ class Replicated(Group):
         self.dist, self.joined, self.machine = dist, joined, machine
         self.device = device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.parts = machine.tensor
+        self.parts = machine.tensor * machine.context
         self.owners: Any = None
         """The ranks among which each matrix of Muon has one owner. None: all."""
         self.one_host = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
@@ -118,7 +118,7 @@ class Replicated(Group):
         return cast(T, done)
 
     def reseed(self, seed: int, step: int) -> None:
-        digest = hashlib.sha256(f"{seed} {step} {self.data_rank}".encode()).digest()
+        digest = hashlib.sha256(f"{seed} {step} {self.rank // self.machine.tensor}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
 
     def aside(self) -> "Replicated":

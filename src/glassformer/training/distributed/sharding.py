@@ -11,7 +11,7 @@ storing.
 No rank ever holds the whole model. It is built without memory (the meta device), sharded, and then filled: fresh
 weights are drawn one tensor at a time, with the numbers that a single process draws; those of a model folder are read
 one at a time. Checkpoints are those of a single process (`pieces`): any number of ranks resumes them, and `gf.load`
-reads them. A run with [lora] still builds its frozen model on every rank.
+reads them. With [lora], frozen weights and adapters are sharded alike, and only adapters have gradients.
 
 With `machine.replicate` there are several copies of the sharded model (HSDP): weights are gathered within a copy, and
 gradients are summed over all of them. With `machine.gather = "bfloat16"` weights travel in half the bytes.
@@ -33,12 +33,16 @@ from torch import Tensor
 
 from glassformer.config.placement import cut_dimension
 from glassformer.model import Model, build
+from glassformer.model.adapters import merged_state
 from glassformer.model.moe import MoE
 from glassformer.training.checkpoint import copy_stored
+from glassformer.training.distributed.context import ContextParallel
+from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.distributed.group import Function
 from glassformer.training.distributed.pieces import Box, box_of, piece_of, write
 from glassformer.training.distributed.replicate import Replicated, Root
 from glassformer.training.distributed.tensor import Division
+from glassformer.training.objective import Batch
 from glassformer.weights.tensors import Stored, release_all
 
 
@@ -50,27 +54,39 @@ class Sharded(Replicated):
     division: Division | None = None
     """With tensor parallelism: how blocks are divided. Their parts are then sharded."""
 
+    context: ContextParallel | None = None
+    """With context parallelism: how sequences are divided."""
     forced: tuple[str, ...] = ()
     """Dimensions of the mesh that are made though they have one rank, so that one device runs their code."""
 
-    def make_mesh(self, init_device_mesh: Callable[..., Any]) -> Any:
+    def make_mesh(self, init_device_mesh: Callable[..., Any], model: Model) -> Any:
         """Return the ranks over which this rank's tensors are sharded, with copies in the first dimension if any."""
         copies, parts = self.machine.replicate, self.machine.tensor
         sizes = {"replicate": copies, "shard": self.world // (copies * parts), "tensor": parts}
         made = {name: n for name, n in sizes.items() if n > 1 or name == "shard" or name in self.forced}
         mesh = init_device_mesh(self.device.type, tuple(made.values()), mesh_dim_names=tuple(made))
+        if self.machine.context > 1 or "context" in self.forced:
+            self.context = self.join_sequences(init_device_mesh)
+            self.context.install(model)
         if "tensor" in made:
-            self.division = Division(mesh.get_group("tensor"), self.rank % parts, parts)
+            self.division = Division(Ranks(mesh.get_group("tensor"), self.rank % parts, parts), model.config.vocab_size)
             made.pop("tensor")
             return mesh[tuple(made)]
         return mesh
+
+    def join_sequences(self, init_device_mesh: Callable[..., Any]) -> ContextParallel:
+        """Connect the ranks that divide sequences. They are neighbours among those over which tensors are sharded."""
+        n, parts = self.machine.context, self.machine.tensor
+        names = ("sequences", "context", "tensor")
+        mesh = init_device_mesh(self.device.type, (self.world // (n * parts), n, parts), mesh_dim_names=names)
+        return ContextParallel(Ranks(mesh.get_group("context"), self.rank // parts % n, n))
 
     def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
         """In this order: compile each block, shard each block, shard the rest."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        mesh = self.make_mesh(init_device_mesh)
+        mesh = self.make_mesh(init_device_mesh, model)
         self.owners = mesh.get_group("shard")
         if self.division is not None:
             self.division.divide(model)
@@ -91,9 +107,11 @@ class Sharded(Replicated):
             fully_shard(block, **options)
         # the rest is resharded after a forward pass as well: outside of one, parameters are always sharded
         self.root = fully_shard(Root(model), **options)
-        return lambda model, *given: self.root(function, *given)
+        return lambda model, *given: self.run(function, model, *given)
 
     def run(self, function: Function, model: Model, *given: Any) -> Any:
+        if self.context is not None and given and isinstance(given[0], Batch):
+            function = self.context.parted(function)
         return self.root(function, *given)
 
     @contextlib.contextmanager
@@ -125,7 +143,7 @@ class Sharded(Replicated):
         pieces = {name: piece_of(t, self.rank, copy and self.one_host) for name, t in tensors.items()}
         if self.division is None:
             return pieces
-        first = self.division.rank == 0
+        first = self.division.ranks.rank == 0
         return {
             name: replace(
                 piece,
@@ -166,7 +184,7 @@ class Sharded(Replicated):
         for name, gradient in gradients:
             squares[int(cut_dimension(name) is None)] += gradient.double().square().sum()
         self.dist.all_reduce(squares, group=self.owners)
-        self.dist.all_reduce(squares[:1], group=self.division.group)
+        self.division.ranks.all_reduce(squares[:1])
         return squares.sum().sqrt().float()
 
     def write(self, tensors: dict[str, Any], path: Path) -> None:
@@ -190,7 +208,7 @@ class Sharded(Replicated):
         if not self.is_main:
             return None
         copy = build(model.config, device=self.device)
-        copy.load_state_dict(weights)
+        copy.load_state_dict(merged_state(model, weights))
         return copy
 
 

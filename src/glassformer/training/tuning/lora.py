@@ -1,13 +1,13 @@
 """Adapters of a run: which layers get one, and the tensors and files of its checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from glassformer.config import ConfigError, Learned, to_dict, to_toml
 from glassformer.errors import nearest
-from glassformer.model import Model
-from glassformer.model.adapters import adaptable, attach, choose_layers, fresh_adapters
+from glassformer.model import Model, build
+from glassformer.model.adapters import Adapter, adaptable, attach, choose_layers, fresh_adapters
 from glassformer.pretrained import portable_name
 from glassformer.training.run import Run
 from glassformer.training.tuning.section import Lora
@@ -15,13 +15,27 @@ from glassformer.training.tuning.section import Lora
 
 def add_adapters(model: Model, run: Run) -> list[str]:
     """Freeze the model and give it fresh adapters, as [lora] says; return the names of the adapted layers."""
+    assert run.lora is not None
+    adapters = _fresh(model, run)
+    attach(model, adapters, run.lora.dropout, run.lora.quantize == "nf4")
+    return list(adapters)
+
+
+def _fresh(model: Model, run: Run, weights: Mapping[str, Tensor] | None = None) -> dict[str, Adapter]:
     lora = run.lora
     assert lora is not None
-    names = target_layers(model, lora)
     alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
-    adapters = fresh_adapters(model, names, lora.rank, alpha, lora.rs, lora.dora, run.seed)
-    attach(model, adapters, lora.dropout, lora.quantize == "nf4")
-    return names
+    names = target_layers(model, lora)
+    return fresh_adapters(model, names, lora.rank, alpha, lora.rs, lora.dora, run.seed, weights)
+
+
+def adapter_values(run: Run, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of fresh adapters by name, for a model with these weights: those that `add_adapters` gives."""
+    for name, adapter in _fresh(build(run.model, device="meta"), run, weights).items():
+        yield f"{name}.lora_A", adapter.A
+        yield f"{name}.lora_B", adapter.B
+        if adapter.magnitude is not None:
+            yield f"{name}.lora_magnitude", adapter.magnitude
 
 
 def target_layers(model: Model, lora: Lora) -> list[str]:

@@ -20,14 +20,17 @@ def tuned_model(run: Run, device: str | torch.device, resumed: bool) -> Model:
         model = load_start(run, device)
     else:
         model = build(run.model, seed=run.seed, device=device)
-    if run.lora is not None:
-        add_adapters(model, run)
     hold_and_freeze(model, run)
     return model
 
 
 def hold_and_freeze(model: Model, run: Run) -> None:
-    """Mark what training must not change: rows of the token tables that no token has, and frozen parameters."""
+    """Mark what training must not change: rows of the token tables that no token has, and frozen parameters.
+
+    With [lora], everything is frozen, and the layers get their adapters.
+    """
+    if run.lora is not None:
+        add_adapters(model, run)
     if run.lora is None and run.start.n_tokens:
         hold_padding(model, run.start.n_tokens)
     freeze(model, run.optim.freeze)

@@ -1,6 +1,6 @@
 """DeepSeek-V2 and V3 (and Kimi-K2, Moonlight): latent attention, experts in groups, a shared expert.
 
-dots.llm1 and GLM-4.5 have the experts of DeepSeek-V3 and ordinary attention.
+dots.llm1, GLM-4.5 and Solar Open have the experts of DeepSeek-V3 and ordinary attention; Youtu has its attention only.
 """
 
 import math
@@ -12,13 +12,25 @@ from torch import Tensor
 
 from glassformer.config import Latent, ModelConfig, Rotary, Router, YarnScaling
 from glassformer.weights.convert import CONCATENATED, Drop, Row, Shape
+from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
-from glassformer.weights.hf.common import ATTENTION_BIAS, INIT, QK_NORM_EPS, RMS, UNTIED, classes, eps, rope, sizes
+from glassformer.weights.hf.common import (
+    ATTENTION_BIAS,
+    INIT,
+    QK_NORM_EPS,
+    RMS,
+    TIED,
+    UNTIED,
+    classes,
+    eps,
+    rope,
+    sizes,
+)
 from glassformer.weights.hf.experts import Mixture, TwoWay, after_first, expert_rows, shared_times
 from glassformer.weights.hf.layers import FULL, SLIDING, Windows
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
 from glassformer.weights.hf.layouts import LLAMA, OURS, PRE_NORMS, Block, names
-from glassformer.weights.keys import SIZES, Derived, Values, activation, describe, flag, max_len, only
+from glassformer.weights.keys import SIZES, WIDTH, Derived, Values, activation, describe, flag, max_len, only
 from glassformer.weights.rope import read_rope, write_rope
 
 
@@ -163,6 +175,19 @@ def written_softmax_router(router: Router) -> dict[str, Any]:
     return written_router(router) | {"topk_method": "group_limited_greedy" if router.groups > 1 else "greedy"}
 
 
+def by_layer_types(source: Source, values: Values) -> list[bool]:
+    """Experts in the layers that `mlp_layer_types` calls sparse. Default: all but the first."""
+    n = values["n_layers"]
+    types = source.data.get("mlp_layer_types") or ["dense"] + ["sparse"] * (n - 1)
+    if not isinstance(types, list) or len(types) != n or set(types) - {"dense", "sparse"}:
+        raise WeightsError(f"config.json has mlp_layer_types={types!r}, which must say dense or sparse of {n} layers.")
+    return [kind == "sparse" for kind in types]
+
+
+def layer_types(sparse: list[bool]) -> dict[str, Any]:
+    return {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse]}
+
+
 COMMON = (
     *SIZES,
     INIT,
@@ -253,4 +278,47 @@ GLM4_MOE = describe(
     (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION),
     drops=LATER_LAYERS,
 )
-FAMILIES = (DEEPSEEK_V3, DEEPSEEK_V2, DOTS1, GLM4_MOE)
+GLM4_MOE_LITE = describe(
+    "glm4_moe_lite",
+    classes("Glm4MoeLite"),
+    RMS,
+    (
+        *(*COMMON, max_len(202752), LatentKeys()),
+        Mixture(
+            *(("n_routed_experts", 64), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1536)),
+            aliases=("num_local_experts",),
+            normalize=("norm_topk_prob", True),
+            router=sigmoid_router(1, 1, 1.8),
+            shared=shared_times("n_shared_experts", 1),
+            sparse=TwoWay(by_layer_types, layer_types),
+        ),
+    ),
+    rows,
+    drops=LATER_LAYERS,
+)
+SOLAR_OPEN = describe(
+    "solar_open",
+    classes("SolarOpen"),
+    {**RMS, "attention": {"out_bias": False}},
+    (
+        *(*(entry for entry in sizes(131072, n_kv_heads=8, d_head=128) if entry is not WIDTH), eps(1e-5)),
+        *(ATTENTION_BIAS, UNTIED, rope(1e6)),
+        Mixture(
+            *(("n_routed_experts", 128), ("num_experts_per_tok", 8), ("moe_intermediate_size", 1280)),
+            aliases=("num_local_experts",),
+            normalize=("norm_topk_prob", True),
+            router=sigmoid_router(1, 1, 1.0),
+            shared=shared_times("n_shared_experts", 1),
+        ),
+    ),
+    (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION),
+    drops=LATER_LAYERS,
+)
+YOUTU = describe(
+    "youtu",
+    classes("Youtu"),
+    {**RMS, "feedforward": {"kind": "gated"}},
+    (*(entry for entry in COMMON if entry is not UNTIED), TIED, WIDTH, max_len(131072), LatentKeys()),
+    lambda config: names({**latent_block(config), **GATED_NAMES}),
+)
+FAMILIES = (DEEPSEEK_V3, DEEPSEEK_V2, DOTS1, GLM4_MOE, GLM4_MOE_LITE, SOLAR_OPEN, YOUTU)

@@ -80,6 +80,8 @@ class Mixture:
     gated: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a gated layer other than width and bias."""
     bias: bool = False
+    expert_bias: bool = True
+    """False: the bias of the feed-forward is that of the shared expert and of dense layers, and experts have none."""
 
     def read(self, source: Source, values: Values) -> None:
         act, bias = values.pop("feedforward.activation", "silu"), values.pop("feedforward.bias", self.bias)
@@ -91,7 +93,7 @@ class Mixture:
         mixture = MoE(
             source.integer(count, self.experts[1]),
             source.integer(*self.active),
-            Gated(width, **options),
+            Gated(width, **(options if self.expert_bias else {**options, "bias": False})),
             normalize=normalize,
             router=Router(**self.router.read(source)),
             shared=Gated(shared, **options) if shared else None,

@@ -92,11 +92,13 @@ ERNIE_MOE = describe(
         *(*sizes(131072, n_kv_heads=4), eps(1e-5), TIED, rope(500000.0, pairing="interleaved")),
         flag("use_bias", "attention.bias", False),
         Derived("feedforward.bias", lambda values: values["attention.bias"]),
+        Derived("head.bias", lambda values: values["attention.bias"]),
         Mixture(
             *(("moe_num_experts", 64), ("moe_k", 6), ("moe_intermediate_size", 1536)),
             router=fixed(correction=True),
             shared=shared_times("moe_num_shared_experts", 2),
             sparse=TwoWay(by_interval, interval),
+            expert_bias=False,
         ),
     ),
     (

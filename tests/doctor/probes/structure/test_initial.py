@@ -32,6 +32,7 @@ def test_a_head_larger_than_declared_is_found(style, bug):
     assert initial.head(*styled(style, bug)).verdict is Verdict.FAIL
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("style", SOUND)
 def test_sound_models_pass(style):
     assert failures(initial.output_projections(*styled(style))) == []

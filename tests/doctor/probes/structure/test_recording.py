@@ -16,7 +16,7 @@ def test_shared_parameters_keep_all_their_names():
     assert all(len(n) == 1 for n in recording.names.values())
 
 
-def test_what_depends_on_attention_is_told_from_what_does_not():
+def test_what_depends_on_attention_is_distinguished_from_what_does_not():
     _, recording = styled("functional")
     embedded = next(n for n in recording.graph.nodes if n.op == "embedding")
     assert embedded.index not in recording.after_attention

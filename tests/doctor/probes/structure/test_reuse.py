@@ -14,6 +14,7 @@ from tests.bugs.styles import nano
 from tests.doctor.probes.structure.cases import SOUND, bugs_of, styled
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("style", "bug"), bugs_of("layer_reuse"))
 def test_reused_layers_are_found(style, bug):
     finding = weights_of_its_own(*styled(style, bug))

@@ -59,7 +59,7 @@ def test_rounding_errs_as_the_bounds_here_say(dtype, u):
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_large_values_saturate_and_what_is_no_number_stays_visible(dtype):
+def test_large_values_saturate_and_nan_and_infinity_stay_visible(dtype):
     given = torch.tensor([1e9, -1e9, 3e38, math.nan, math.inf, -math.inf, 0.0, 1e-30])
     found = fp8.quantise(given, 2.0, dtype).float()
     limit = fp8.LARGEST[dtype]

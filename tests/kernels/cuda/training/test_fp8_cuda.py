@@ -46,7 +46,7 @@ def emulated(monkeypatch, tmp_path):
 
 
 def _poisoned(*shape, dtype=torch.float32, device=None):
-    """Memory that nobody has written to: what a kernel leaves out shows."""
+    """Memory that was never written to: what a kernel leaves out shows."""
     shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     size = torch.zeros((), dtype=dtype).element_size()
     return torch.full((*shape[:-1], shape[-1] * size), 0x7F, dtype=torch.uint8).view(dtype)
@@ -78,7 +78,7 @@ def compare(operator: str, *given, exactly: bool = False) -> None:
 
 
 def matrix(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers over some binades, with what saturates, vanishes or is no number among them."""
+    """Normal numbers over some binades, with what saturates, vanishes or is not finite among them."""
     generator = torch.Generator().manual_seed(seed)
     powers = torch.randint(-14, 4, (rows, columns), generator=generator)
     x = torch.randn(rows, columns, generator=generator) * torch.exp2(powers)
@@ -87,6 +87,7 @@ def matrix(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     return x
 
 
+@pytest.mark.sample(3)
 @needs_compiler
 @pytest.mark.parametrize("dtype", fp8.LARGEST)
 @pytest.mark.parametrize("shape", [(144, 80), (16, 16), (128, 64), (32, 144)])
@@ -105,6 +106,7 @@ def test_several_matrices_are_cast_into_one_as_defined(emulated):
     compare("cast_all", [matrix(16, 80), matrix(133, 80, seed=1)], UNIT, fp8.E4M3, False, 192, exactly=True)
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("down", [128, 256])
 def test_tiles_of_twice_the_rows_give_the_same(emulated, monkeypatch, down):
@@ -137,7 +139,7 @@ def test_activations_and_their_gradients_equal_their_definitions(kind, emulated)
     d_post[0] = 1.0
     compare("activate", pre, UNIT, kind, exactly=exactly)
     compare("activate_backward", d_post, pre, UNIT, 2 * UNIT, kind, False, exactly=exactly)
-    # sums of what is no number, or is very large, cannot be compared
+    # sums of what is not finite, or is very large, cannot be compared
     tame = [torch.where(t.isfinite() & (t.abs() < 1e3), t, 0.5) for t in (d_post, pre)]
     compare("activate_backward", *tame, UNIT, 2 * UNIT, kind, True, exactly=exactly)
 
@@ -176,6 +178,7 @@ def rows_of_logits() -> tuple[torch.Tensor, torch.Tensor]:
     return logits, targets
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize(("smoothing", "z_loss", "columns"), [(0.0, 0.0, 208), (0.1, 0.01, 208), (0.1, 0.01, 197)])
 def test_the_losss_gradient_equals_its_definition(smoothing, z_loss, columns, emulated):
@@ -183,7 +186,7 @@ def test_the_losss_gradient_equals_its_definition(smoothing, z_loss, columns, em
 
 
 @needs_compiler
-def test_rows_of_the_loss_that_are_no_numbers_stay_none(emulated):
+def test_rows_of_the_loss_that_are_not_finite_stay_so(emulated):
     logits, targets = rows_of_logits()
     logits[0, 5], logits[1, 5], logits[2, 5] = torch.nan, torch.inf, 80.0
     _, _, gradient, transposed = fp8_cuda.loss_gradients(logits, targets, -100, 0.0, 0.0, 208)

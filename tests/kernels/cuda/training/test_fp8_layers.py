@@ -110,7 +110,7 @@ def test_projections_are_near_the_exact_ones_in_value_and_gradient(bias, expecte
         assert off(a, b) < (math.hypot(U5, U4) if p.dim() > 1 else 2**-7)
 
 
-def test_a_projection_that_is_no_number_stays_none():
+def test_a_projection_that_is_nan_stays_nan():
     for place in ("x", "weight", "gradient"):
         given, x, dy = layers(False, (16,)), random(16, 64), torch.ones(16, 16).bfloat16()
         bad = {"x": x, "weight": given[0].weight.data, "gradient": dy}[place]
@@ -207,7 +207,7 @@ def test_rows_are_filled_up_unseen():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_is_no_number_afterwards(bad):
+def test_nan_and_infinity_stay_visible(bad):
     """In an input, a weight or a gradient: the loop's check of loss and gradient norm sees it."""
     for place in (0, 1, 3):
         given = [t.detach().clone().requires_grad_() for t in parts()]

@@ -21,6 +21,7 @@ def emulated(logits, targets, folder, *settings, columns=None):
     return *rows.sum(1), gradients
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize(("columns", "smoothing", "z_loss"), [(904, 0.0, 0.0), (5000, 0.1, 1e-3)])
 def test_it_is_the_plain_chunk(columns, smoothing, z_loss, tmp_path, monkeypatch):
@@ -38,6 +39,7 @@ def test_it_is_the_plain_chunk(columns, smoothing, z_loss, tmp_path, monkeypatch
     assert not found[2][1].any()
 
 
+@pytest.mark.sample(2)
 @needs_compiler
 @pytest.mark.parametrize(
     ("columns", "stride", "smoothing", "z_loss"),

@@ -60,6 +60,7 @@ def apart(plain, fast):
     return max(float((x - y).detach().abs().max()) for x, y in [*zip(a, b, strict=True), *momenta])
 
 
+@pytest.mark.sample(2)
 @needs_compiler
 @pytest.mark.parametrize(("n", "shape"), [*((2, shape) for shape in SHAPES), (muon_cuda.MOST + 3, (8, 16))])
 def test_what_is_orthogonalised_is_that_of_torch(emulated, n, shape):
@@ -77,6 +78,7 @@ def test_what_is_orthogonalised_is_that_of_torch(emulated, n, shape):
         assert (stacks[0] != stacks[1]).float().mean() < 0.01  # ... seldom
 
 
+@pytest.mark.sample(2)
 @needs_compiler
 @pytest.mark.parametrize(("n", "shape"), [*((2, shape) for shape in SHAPES), (muon_cuda.MOST + 3, (8, 16))])
 def test_matrices_move_by_the_formula(emulated, n, shape):

@@ -16,7 +16,7 @@ def mask(*rows):
     [
         (("x..", "xx.", "xxx"), True, True, True),  # causal
         (("xx.", "xx.", "xxx"), True, False, False),  # token 0 gains token 1, and both later ones read token 0
-        (("x..", "xxx", "x.x"), True, True, True),  # token 1 gains token 2, and nobody reads token 1
+        (("x..", "xxx", "x.x"), True, True, True),  # token 1 gains token 2, and no query reads token 1
         (("x.x", "xx.", ".xx"), True, True, False),  # token 2 reads 1, which read 0, which gains 2: a chain of two
         (("xxx", "xxx", "xxx"), True, False, False),
     ],

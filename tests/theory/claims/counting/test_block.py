@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from glassformer.sizing import count
 from glassformer.theory.claims.claim import Lab
 from glassformer.theory.claims.counting import block
+from tests.sampled import examples
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 70))
 def test_formula_counts_any_block_the_engine_builds(heads, width, f):
     d = heads * width

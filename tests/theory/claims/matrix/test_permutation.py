@@ -1,4 +1,4 @@
-"""Order: engines with another mask or shifted positions are told apart."""
+"""Order: engines with another mask or shifted positions are distinguished."""
 
 import torch
 

@@ -19,7 +19,7 @@ def test_relative_error_for_equal_norms(n, c, expected):
 
 
 def test_attention_with_its_usual_scale_does_not_follow_the_formula(monkeypatch):
-    """The formula is for scores x.x; a layer that also divides by sqrt(D) must be told apart."""
+    """The formula is for scores x.x; a layer that also divides by sqrt(D) must be distinguished."""
     unscaled = orthogonal.identity
     monkeypatch.setattr(orthogonal, "identity", lambda d_model, scale: unscaled(d_model))
     found = {f.id: f for f in orthogonal.orthogonal_inputs(Lab())}

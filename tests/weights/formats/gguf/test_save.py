@@ -46,6 +46,7 @@ def test_llama_cpp_computes_the_same(tmp_path, case, monkeypatch):
     assert any("window of 16" in note for note in notes) == (case == "mistral")
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_reads_back_bit_for_bit_and_is_written_again_as_it_was(tmp_path, case, monkeypatch):
     monkeypatch.setattr(check, "is_installed", lambda: False)

@@ -56,8 +56,8 @@ def fresh(module: nn.Module) -> bool:
 
 def declares_scaled_outputs(subject: Subject) -> bool:
     """Whether the config says that output projections start at std/√(2L)."""
-    said = subject.facts.residual_init
-    return said is True or (isinstance(said, str) and any(word in said.lower() for word in RULES))
+    declared = subject.facts.residual_init
+    return declared is True or (isinstance(declared, str) and any(word in declared.lower() for word in RULES))
 
 
 def _std(weight: Tensor) -> float:

@@ -40,8 +40,8 @@ def shared_tables(subject: Subject, recording: Recording) -> Finding:
     """Source tokens, target tokens and the head use one matrix."""
     if subject.kind != "seq2seq":
         return Finding.skip(ID, "not an encoder-decoder")
-    said = declared_tying(subject.facts.raw)
-    if said is None:
+    declared = declared_tying(subject.facts.raw)
+    if declared is None:
         return Finding.skip(ID, "no tying of source and target table is declared")
     size = recording.logits.shape[-1]
     target, source = (_table(recording, node, size) for node in recording.graph.nodes[:2])
@@ -56,7 +56,7 @@ def shared_tables(subject: Subject, recording: Recording) -> Finding:
     if target == tables.get("head") and not _lists(subject, recording.names.get(source, [])):
         return Finding.skip(ID, "head and target table are one tensor, and the class does not list the source table")
     shown = ", ".join(f"{what} {name}" for what, name in names.items())
-    why = f"{said} is declared, yet there are {len(set(tables.values()))} tensors: {shown}"
+    why = f"{declared} is declared, yet there are {len(set(tables.values()))} tensors: {shown}"
     return Finding(ID, Verdict.FAIL, float(len(set(tables.values()))), 1.0, why, REMEDY, {"tables": names})
 
 

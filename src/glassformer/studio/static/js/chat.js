@@ -59,7 +59,7 @@ export function chat(view) {
   }
 
   const line = (role, ...content) =>
-    h("div", { class: "said", dataset: { role } }, h("b", { text: role }), h("p", {}, ...content));
+    h("div", { class: "message", dataset: { role } }, h("b", { text: role }), h("p", {}, ...content));
 
   function token({ id, piece, p, top }) {
     const others = top.map((one) => `${visible(one.piece)} ${percent(one.p)}`).join("\n");
@@ -83,8 +83,8 @@ export function chat(view) {
     message.value = "";
     const body = (at.body = request());
     const answer = h("p", {});
-    log.append(h("div", { class: "said", dataset: { role: "assistant" } }, h("b", { text: "assistant" }), answer));
-    let said = "";
+    log.append(h("div", { class: "message", dataset: { role: "assistant" } }, h("b", { text: "assistant" }), answer));
+    let answered = "";
     let started = false;
     const working = view.work(where, "chat", async (signal) => {
       for await (const { event, data } of events("chat", { body, signal })) {
@@ -92,13 +92,13 @@ export function chat(view) {
           showPrompt(data);
           started = true;
         } else answer.append(...data.tokens.map(token));
-        if (event === "tokens") said += data.text;
+        if (event === "tokens") answered += data.text;
         log.scrollTop = log.scrollHeight;
       }
     });
     enable();
     await working;
-    if (started) at.messages.push({ role: "assistant", content: said }); // also what came before Stop
+    if (started) at.messages.push({ role: "assistant", content: answered }); // also what came before Stop
     else {
       at.messages.pop(); // refused: the message may be corrected and sent again
       message.value = text;

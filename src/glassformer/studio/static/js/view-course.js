@@ -143,7 +143,7 @@ export class Course extends View {
     fill(this.live);
     fill(this.verdict);
     this.showHints(item.hints ?? []);
-    this.hint.hidden = this.renew.hidden = code;
+    this.renew.hidden = code;
     this.send.textContent = code ? "Grade" : "Check";
     for (const one of [this.solution, this.derivation]) {
       one.root.open = false;

@@ -24,6 +24,8 @@ def block_count(draw: Draw) -> Drawn:
         "norms": _layer(d, f) - 4 * d,
         "heads": 4 * h * d * d + 2 * d * f + 9 * d + f,
         "one_norm": _layer(d, f) - 2 * d,
+        "output": _layer(d, f) - d * d - d,
+        "biases": weights + 4 * d,
     }
     return Drawn(Number(_layer(d, f)), {"d": d, "f": f, "h": h, "weights": weights, "rest": 9 * d + f}, wrong)
 
@@ -46,6 +48,8 @@ def decoder_count(draw: Draw) -> Drawn:
         "rough": v * d + 12 * layers * d * d,
         "positions": total - context * d,
         "final": total - 2 * d,
+        "biases": total - 9 * d * layers,
+        "norms": total - 4 * d * layers,
     }
     values = {"v": v, "d": d, "layers": layers, "context": context, "f": 4 * d, "layer": _layer(d, 4 * d)}
     return Drawn(Number(total), values, wrong)

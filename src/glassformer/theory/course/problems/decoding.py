@@ -1,7 +1,7 @@
 """Numbers for the problems about generating text: caches, samplers, faults."""
 
 from fractions import Fraction
-from math import log, log2
+from math import log, log2, log10
 from typing import Any
 
 from glassformer.theory.course.answers import Number, TrueFalse
@@ -10,7 +10,8 @@ from glassformer.theory.course.problem import Draw, Drawn
 
 def cache_rows(draw: Draw) -> Drawn:
     t = draw.integer(8, 200)
-    wrong = {"cached": t, "square": t * t, "before": t * (t - 1) // 2, "scores": t * (t + 1) * (2 * t + 1) // 6}
+    wrong = {"cached": t, "square": t * t, "before": t * (t - 1) // 2, "scores": t * (t + 1) * (2 * t + 1) // 6,
+             "half": Fraction(t * t, 2)}  # fmt: skip
     return Drawn(Number(t * (t + 1) // 2), {"t": t}, wrong)
 
 
@@ -56,7 +57,8 @@ def cache_mask(draw: Draw) -> Drawn:
 
 def leak_bound(draw: Draw) -> Drawn:
     v = draw.integer(8, 500)
-    wrong = {"zero": 0, "bits": log2(v), "probability": Fraction(1, v), "pairs": 2 * log(v)}
+    wrong = {"zero": 0, "bits": log2(v), "probability": Fraction(1, v), "pairs": 2 * log(v), "decimal": log10(v),
+             "one": 1}  # fmt: skip
     return Drawn(Number(log(v), 2e-3), {"v": v}, wrong)
 
 
@@ -88,6 +90,6 @@ def temperature_odds(draw: Draw) -> Drawn:
     def share(x: float | Fraction) -> Fraction:
         return Fraction(x) / (1 + Fraction(x))
 
-    wrong = {"plain": share(a), "linear": share(Fraction(a) / tau)}
+    wrong = {"plain": share(a), "linear": share(Fraction(a) / tau), "second": 1 - share(odds), "odds": odds}
     wrong["times"] = share(other) if other else Fraction(root**0.5) / (1 + Fraction(root**0.5))
     return Drawn(Number(share(odds), 1e-3), {"a": a, "tau": tau, "odds": odds}, wrong)

@@ -66,7 +66,8 @@ def causal_position(draw: Draw) -> Drawn:
 
 def cosine_deviation(draw: Draw) -> Drawn:
     d = draw.integer(5, 900)
-    wrong = {"variance": Fraction(1, d), "one": 1, "two": sqrt(2 / d)}
+    wrong = {"variance": Fraction(1, d), "one": 1, "two": sqrt(2 / d), "inverse": sqrt(d),
+             "degree": degrees(1 / sqrt(d))}  # fmt: skip
     return Drawn(Number(1 / sqrt(d)), {"d": d}, wrong)
 
 

@@ -1,7 +1,7 @@
 """Numbers for the problems about positions."""
 
 from fractions import Fraction
-from math import cos, pi, sin
+from math import cos, pi, radians, sin
 from typing import Any
 
 from glassformer.theory.course.answers import Matrix, Number, TrueFalse
@@ -47,6 +47,7 @@ def shift_matrix(draw: Draw) -> Drawn:
         "transposed": [[c, -s], [s, c]],
         "frequency": [[cos(k), sin(k)], [-sin(k), cos(k)]],
         "swapped": [[s, c], [c, -s]],
+        "degrees": [[cos(radians(angle)), sin(radians(angle))], [-sin(radians(angle)), cos(radians(angle))]],
         "step": [[cos(omega), sin(omega)], [-sin(omega), cos(omega)]],
     }
     return Drawn(Matrix([[c, s], [-s, c]]), {"k": k, "omega": float(omega)}, wrong)
@@ -63,7 +64,9 @@ def sine_only(draw: Draw) -> Drawn:
 def relative_score(draw: Draw) -> Drawn:
     p, q = draw.sample(range(1, 30), 2)
     value = cos(p - q) + cos((p - q) / 10)
-    wrong = {"sum": cos(p + q) + cos((p + q) / 10), "first": cos(p - q), "sine": sin(p - q) + sin((p - q) / 10)}
+    wrong = {"sum": cos(p + q) + cos((p + q) / 10), "first": cos(p - q), "sine": sin(p - q) + sin((p - q) / 10),
+             "degrees": cos(radians(p - q)) + cos(radians((p - q) / 10)),
+             "product": cos(p - q) * cos((p - q) / 10)}  # fmt: skip
     return Drawn(Number(value, 1e-2), {"p": p, "q": q, "gap": p - q}, wrong)
 
 
@@ -71,7 +74,9 @@ def frequency_period(draw: Draw) -> Drawn:
     d, base = draw.choice([16, 32, 64, 128]), draw.choice([100, 1000, 10000])
     i = draw.integer(1, d // 2 - 1)
     period = 2 * pi * base ** (2 * i / d)
-    wrong = {"half": 2 * pi * base ** (i / d), "frequency": base ** (-2 * i / d), "turn": base ** (2 * i / d)}
+    wrong = {"half": 2 * pi * base ** (i / d), "frequency": base ** (-2 * i / d), "turn": base ** (2 * i / d),
+             "degrees": 360 * base ** (2 * i / d), "previous": 2 * pi * base ** (2 * (i - 1) / d),
+             "next": 2 * pi * base ** (2 * (i + 1) / d)}  # fmt: skip
     return Drawn(Number(period), {"d": d, "base": base, "i": i}, wrong)
 
 
@@ -79,9 +84,15 @@ def rope_score(draw: Draw) -> Drawn:
     q, k = draw.vector(2, -4, 4), draw.vector(2, -4, 4)
     m, n = draw.sample(range(0, 8), 2)
 
-    def score(turns: int) -> float:
-        c, s = cos(turns * pi / 6), sin(turns * pi / 6)
+    def score(turns: int, angle: float = pi / 6) -> float:
+        c, s = cos(turns * angle), sin(turns * angle)
         return q[0] * (c * k[0] - s * k[1]) + q[1] * (s * k[0] + c * k[1])
 
-    wrong = {"sign": score(m - n), "sum": score(m + n), "plain": score(0)}
+    wrong = {
+        "sign": score(m - n),
+        "sum": score(m + n),
+        "plain": score(0),
+        "radians": score(n - m, 30),
+        "query": score(-m),
+    }
     return Drawn(Number(score(n - m)), {"q": q, "k": k, "m": m, "n": n, "turns": n - m}, wrong)

@@ -76,7 +76,8 @@ def cubic_collapse(draw: Draw) -> Drawn:
 
 def rescaled_norm(draw: Draw) -> Drawn:
     a, b, c = draw.integer(2, 20), draw.integer(2, 20), draw.integer(2, 5)
-    wrong = {"same": a + b, "first": Fraction(a * c) + Fraction(b, c), "both": c * c * (a + b)}
+    wrong = {"same": a + b, "first": Fraction(a * c) + Fraction(b, c), "both": c * c * (a + b),
+             "swapped": Fraction(a, c * c) + Fraction(b * c * c)}  # fmt: skip
     return Drawn(Number(Fraction(a * c * c) + Fraction(b, c * c), 1e-3), {"a": a, "b": b, "c": c}, wrong)
 
 

@@ -40,6 +40,8 @@ def softmax_fraction(draw: Draw) -> Drawn:
         "alone": Fraction(a, a + 1),
         "unnormalised": a,
         "others": Fraction(a, b + c),
+        "second": Fraction(b, a + b + c),
+        "plain": Fraction(1, 3),
     }
     return Drawn(Number(Fraction(a, a + b + c)), {"a": a, "b": b, "c": c}, wrong)
 
@@ -47,13 +49,22 @@ def softmax_fraction(draw: Draw) -> Drawn:
 def softmax_shift(draw: Draw) -> Drawn:
     a, b = draw.sample(range(2, 12), 2)
     c = draw.integer(1, 3)
-    wrong = {"one": a * exp(c) / (a * exp(c) + b), "times": a / (a + b) * exp(c), "log": log(a) / (log(a) + log(b))}
+    wrong = {"one": a * exp(c) / (a * exp(c) + b), "times": a / (a + b) * exp(c), "log": log(a) / (log(a) + log(b)),
+             "second": Fraction(b, a + b)}  # fmt: skip
     return Drawn(Number(Fraction(a, a + b)), {"a": a, "b": b, "c": c}, wrong)
 
 
 def self_weight(draw: Draw) -> Drawn:
-    n, c = draw.integer(5, 30), draw.integer(1, 4)
-    wrong = {"uniform": Fraction(1, n), "linear": Fraction(c, c + n - 1), "one": 1, "count": exp(c) / (exp(c) + n)}
+    n, c = draw.integer(5, 30), draw.integer(2, 4)
+    wrong = {
+        "uniform": Fraction(1, n),
+        "linear": Fraction(c, c + n - 1),
+        "one": 1,
+        "count": exp(c) / (exp(c) + n),
+        "norm": exp(sqrt(c)) / (exp(sqrt(c)) + n - 1),
+        "another": 1 / (exp(c) + n - 1),
+        "unit": exp(1) / (exp(1) + n - 1),
+    }
     return Drawn(Number(exp(c) / (exp(c) + n - 1), 2e-3), {"n": n, "c": c, "m": n - 1}, wrong)
 
 
@@ -65,6 +76,8 @@ def orthogonal_distance(draw: Draw) -> Drawn:
         "own": f"(N-1)/(exp(C/{s})+N-1)",
         "others": f"sqrt(N-1)/(exp(C/{s})+N-1)",
         "unscaled": "sqrt(N*(N-1))/(exp(C)+N-1)",
+        "square": f"N*(N-1)/(exp(C/{s})+N-1)^2",
+        "count": f"sqrt(N*(N-1))/(exp(C/{s})+N)",
     }
     return Drawn(answer, {"s": s}, wrong)
 
@@ -91,14 +104,16 @@ def orthogonal_fixed(draw: Draw) -> Drawn:
 
 def dot_variance(draw: Draw) -> Drawn:
     d, p, q = draw.integer(6, 60), draw.integer(2, 5), draw.integer(2, 5)
-    wrong = {"squared": d * d * p * q, "added": d * (p + q), "deviation": sqrt(d * p * q), "one": p * q}
+    wrong = {"squared": d * d * p * q, "added": d * (p + q), "deviation": sqrt(d * p * q), "one": p * q,
+             "unit": d}  # fmt: skip
     return Drawn(Number(d * p * q), {"d": d, "p": p, "q": q}, wrong)
 
 
 def unit_scale(draw: Draw) -> Drawn:
     d, p, q = draw.choice([16, 32, 48, 64, 96, 128]), draw.integer(2, 5), draw.integer(2, 5)
     v = d * p * q
-    wrong = {"whole": Fraction(1, v), "inverse": sqrt(v), "width": 1 / sqrt(d), "sum": 1 / sqrt(d * (p + q))}
+    wrong = {"whole": Fraction(1, v), "inverse": sqrt(v), "width": 1 / sqrt(d), "sum": 1 / sqrt(d * (p + q)),
+             "unrooted": Fraction(1, d), "one": 1 / sqrt(p * q)}  # fmt: skip
     return Drawn(Number(1 / sqrt(v)), {"d": d, "p": p, "q": q, "v": v}, wrong)
 
 
@@ -115,6 +130,9 @@ def attention_output(draw: Draw) -> Drawn:
         "others": mixed(0, b, c),
         "argmax": [largest],
         "sum": [[x * (a + b + c) for x in mixed(a, b, c)[0]]],
+        "linear": [
+            [sum(log(x) * row[j] for x, row in zip((a, b, c), v, strict=True)) / log(a * b * c) for j in range(2)]
+        ],
     }
     return Drawn(Matrix(mixed(a, b, c)), {"a": a, "b": b, "c": c, "v": v, "total": a + b + c}, wrong)
 
@@ -126,6 +144,12 @@ def scaled_weight(draw: Draw) -> Drawn:
     def first(x: float) -> float:
         return 1 / (1 + exp(-x))
 
-    wrong = {"twice": first(gap / m**2), "none": first(gap), "times": first(gap * m)}
+    wrong = {
+        "twice": first(gap / m**2),
+        "none": first(gap),
+        "times": first(gap * m),
+        "second": first(-gap / m),
+        "equal": 0.5,
+    }
     values = {"m": m, "width": m * m, "s": s, "t": t, "gap": gap}
     return Drawn(Number(first(gap / m), 1e-3), values, wrong)
