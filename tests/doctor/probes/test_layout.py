@@ -35,7 +35,7 @@ def test_missing_transposes_are_named_with_their_layer(id):
     ("bug", "where"), [("merged_untransposed", "merged"), ("split_batch_first", "split"), (None, None)]
 )
 def test_time_may_be_first(bug, where):
-    assert told(subject_of(time_first.build(bug))).evidence.get("where") == where
+    assert finding_of(subject_of(time_first.build(bug))).evidence.get("where") == where
 
 
 def test_a_leak_through_the_mask_is_no_matter_of_layout():

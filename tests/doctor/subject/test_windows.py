@@ -74,5 +74,5 @@ def test_layers_with_and_without_a_window_may_alternate():
         ([True, True, False, True], False),
     ],
 )
-def test_a_regular_order_is_told_from_a_lost_window(windowed, regular):
+def test_a_regular_order_is_recognised(windowed, regular):
     assert alternate(windowed) is regular
