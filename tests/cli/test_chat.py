@@ -144,25 +144,3 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
     assert [m["content"] for m in messages if m["role"] == "user"] == ["hello", "again"]
     assert messages[1]["content"]
-
-
-@pytest.mark.slow
-def test_dialogues_that_were_learned_by_heart_are_answered_word_for_word(type_lines, tmp_path, capsys):
-    words = ["red", "blue", "old", "new", "big"]
-    animals = ["cat", "dog", "cow", "hen"]
-    pairs = [
-        (f"Where is the {word} {animal}?", f"The {animal} that is {word} sits on log {5 * i + j}.")
-        for i, animal in enumerate(animals)
-        for j, word in enumerate(words)
-    ]
-    data = tmp_path / "pairs.jsonl"
-    data.write_text("\n".join(json.dumps({"prompt": a, "completion": b}) for a, b in pairs))
-    settings = ("chat.pack=false", "model.max_len=128", "model.d_model=64", "model.n_layers=2", "model.dropout=0.0")
-    settings += ("loop.batch=20", "loop.steps=300", "loop.eval_every=300", "loop.sample_every=0", "optim.lr=3e-3")
-    settings += (f"chat.validation={json.dumps(str(data))}", "machine.device=cpu")
-    changes = [part for setting in settings for part in ("--set", setting)]
-    code, _, err = run(capsys, "train", "--chat", data, *changes, "--out", tmp_path / "run", "--no-latest")
-    assert code == 0, err
-    typed = [line for question, _ in pairs for line in (question, "/reset")]  # each alone, as it was learned
-    _, out, _ = type_lines(*typed, options=("--temperature", "0", "--json"), model=tmp_path / "run" / "best")
-    assert [json.loads(line)["assistant"] for line in out.splitlines()] == [answer for _, answer in pairs]
