@@ -27,6 +27,8 @@ def build_models() -> gf.DecoderLM:
     encoder = gf.build(gf.presets.bert_base(**TINY))
     assert isinstance(encoder, gf.EncoderLM)
     assert isinstance(encoder.config, gf.EncoderConfig)
+    states: list[torch.Tensor] = gf.encode(encoder, [[1, 2, 3], [4]], engine="torch")
+    assert len(states) == 2
     hidden: torch.Tensor = encoder.encode(TOKENS, mask=torch.ones_like(TOKENS, dtype=torch.bool))
     assert hidden.shape == (1, 12, 16)
 

@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f"{tests} skipped because {reason}", yellow=True)
 
 
-ENGINE = {"model", "generation", "lens", "reference", "weights", "kernels"}
+ENGINE = {"model", "generation", "lens"}
 """Rooms whose tests execute the shape annotations; the others use the same calls, and would only take longer."""
 
 

@@ -22,7 +22,7 @@ _HOMES = {
     "glassformer.finding": ("Finding", "Verdict"),
     "glassformer.errors": ("GlassformerError",),
     "glassformer.model": ("build", "Cache", "DecoderLM", "EncoderLM", "Seq2Seq"),
-    "glassformer.generation": ("generate", "stream", "Sampling"),
+    "glassformer.generation": ("generate", "stream", "encode", "Sampling"),
     "glassformer.weights": ("load", "save", "load_tokenizer"),
     "glassformer.evaluation.cross_entropy": ("evaluate", "Evaluation"),
     "glassformer.training.api": ("train", "TrainResult"),
@@ -64,6 +64,7 @@ __all__ = [
     "config",
     "diagnose",
     "diagnose_training",
+    "encode",
     "evaluate",
     "generate",
     "lens",
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
     from glassformer.errors import GlassformerError
     from glassformer.evaluation.cross_entropy import Evaluation, evaluate
     from glassformer.finding import Finding, Verdict
-    from glassformer.generation import Sampling, generate, stream
+    from glassformer.generation import Sampling, encode, generate, stream
     from glassformer.lens.patch import patch
     from glassformer.lens.trace import trace
     from glassformer.model import Cache, DecoderLM, EncoderLM, Seq2Seq, build, masks

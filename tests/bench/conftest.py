@@ -14,6 +14,16 @@ def subject(tmp_path_factory):
     return tiny.write(tmp_path_factory.mktemp("bench"))
 
 
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory):
+    return tiny.write_encoder(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="session")
+def seq2seq(tmp_path_factory):
+    return tiny.write_seq2seq(tmp_path_factory.mktemp("bench"))
+
+
 @pytest.fixture
 def fake_processes(monkeypatch):
     """Processes that speak the protocol and load nothing."""

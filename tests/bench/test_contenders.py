@@ -58,6 +58,13 @@ def test_names_are_unique_and_modules_exist():
         assert importlib.util.find_spec(f"glassformer.bench.peers.{contender.module}") is not None
 
 
+def test_kinds_of_models():
+    assert contenders.kinds_of(gf.presets.gpt2()) == {"decoder", "gpt2"}
+    assert contenders.kinds_of(gf.presets.minilm_l6()) == {"encoder", "bert"}
+    assert contenders.kinds_of(gf.presets.modernbert_base()) == {"encoder"}
+    assert contenders.kinds_of(gf.presets.t5_small()) == {"seq2seq"}
+
+
 def test_what_the_converters_can_write():
     assert contenders.is_gpt2(gf.presets.gpt2())
     assert contenders.is_gpt2(tiny.config())

@@ -57,7 +57,7 @@ PLAN = {"task": "decode", "model": "gpt2", "batch": 1}
         ("float32", 10.0, 12.0, ["pass", "pass"]),
         ("float32", 9.9, 13.0, ["fail", "fail"]),
         ("int8", 10.0, 14.0, ["pass", "pass"]),
-        ("int4", 1.0, 99.0, []),
+        ("int4", 1.0, 99.0, ["fail"]),
     ],
 )
 def test_targets_of_decoding(precision, ours, bandwidth, verdicts):
@@ -95,8 +95,20 @@ def test_training_asks_for_more_than_level():
         assert finding.passed is expected
 
 
-def test_other_models_have_no_targets():
-    assert judge.targets({**PLAN, "model": "gpt2_medium"}, [group(1.0, 9.0)], []) == []
+def test_other_models_have_a_ratio_and_no_share_of_the_bandwidth_as_target():
+    (finding,) = judge.targets({**PLAN, "model": "gpt2_medium"}, [group(1.0, 9.0, bandwidth=99.0)], [])
+    assert finding.id == "target:decode:float32"
+    assert judge.targets({**PLAN, "model": "gpt2_medium", "task": "startup"}, [group(1.0, 9.0)], []) == []
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(1e-5, "pass"), (0.1, "fail")])
+def test_hidden_states_are_compared_within_a_bound(apart, verdict):
+    made = group(2.0, 1.0)
+    made.rows[0].ids, made.rows[1].ids = [[1.0, -2.0]], [[1.0, -2.0 + apart]]
+    ours, peer = judge.compare_states(made, [[1.0, -2.0]], set())
+    assert str(ours.verdict) == "pass"
+    assert str(peer.verdict) == verdict
+    assert "apart" in made.rows[1].agrees
 
 
 def test_the_target_of_startup_is_torch_and_the_file():

@@ -6,11 +6,15 @@ from glassformer.bench.plan import BenchError, Plan, available_cores, unknown
 
 
 @pytest.mark.parametrize(
-    ("task", "prompt", "new"), [("decode", 32, 128), ("prefill", 512, 1), ("startup", 32, 1), ("train", 0, 10)]
+    ("task", "prompt", "new"),
+    [
+        *(("decode", 32, 128), ("prefill", 512, 1), ("startup", 32, 1), ("train", 0, 10), ("encode", 128, 1)),
+    ],
 )
 def test_each_task_has_the_lengths_of_its_published_setting(task, prompt, new):
     plan = Plan(task)
     assert (plan.length_prompt, plan.length_new, plan.n_threads) == (prompt, new, available_cores())
+    assert plan.sequences == plan.to_dict()["batch"] == (32 if task == "encode" else 1)
 
 
 def test_given_lengths_are_kept():
@@ -24,11 +28,14 @@ def test_given_lengths_are_kept():
         ({"task": "decod"}, "Did you mean decode"),
         ({"precisions": ("float16",)}, "'float16' is not a precision. Did you mean bfloat16 or float32?"),
         ({"precisions": ("zzz",)}, "Use one of bfloat16, float32, int4, int8."),
-        ({"batch": 0}, "--batch 0 must be a whole number of at least 1"),
+        ({"batch": -1}, "--batch -1 must be a whole number of at least 1"),
         ({"rounds": -1}, "--rounds -1"),
         ({"threads": -2}, "--threads -2"),
         ({"new": 2}, "--new 2 is too few"),
         ({"task": "prefill", "new": 4}, "leave --new out"),
+        ({"task": "encode", "new": 4}, "an encoder makes no new tokens"),
+        ({"layers": -3}, "--layers -3"),
+        ({"task": "train", "layers": 2}, "leave --model, --layers"),
         ({"task": "startup", "batch": 2}, "leave --batch out"),
         ({"task": "train", "model": "nano"}, "leave --model"),
     ],

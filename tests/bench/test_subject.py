@@ -60,14 +60,32 @@ def test_a_folder_is_taken_as_it_is(subject, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model": "bert_base"}, "does not generate text"),
+        ({"model": "bert_base"}, "--model bert_base cannot decode: give a model that generates text"),
+        ({"task": "encode"}, "--model gpt2 cannot encode: give an encoder"),
         ({"model": "gtp2"}, "is not a preset. Did you mean gpt2"),
         ({"prompt": 1000}, "exceed the model's context of 1024"),
     ],
 )
 def test_a_model_that_cannot_be_measured_is_one_sentence(changes, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
-        subjects.subject(Plan("decode", keep=tmp_path, **changes))
+        subjects.subject(Plan(**{"task": "decode", "keep": tmp_path, **changes}))
+
+
+def test_layers_are_those_of_the_plan_in_both_stacks(subject, tmp_path):
+    for name, layers in (("nano", [2]), ("t5_small", [1, 1])):
+        config = subjects._preset(Plan("decode", model=name, layers=layers[0]))
+        assert [config.n_layers, *([config.n_encoder_layers] if len(layers) > 1 else [])] == layers
+    with pytest.raises(BenchError, match="changes a preset"):
+        subjects.subject(Plan("decode", model=str(subject.root / "hf"), layers=1, keep=tmp_path))
+
+
+def test_texts_are_seeded_and_unequal_and_the_first_is_the_longest(subject):
+    texts = subject.texts(20, 40, seed=1)
+    lengths = [len(text) for text in texts]
+    assert texts == subject.texts(20, 40, seed=1)
+    assert lengths[0] == max(lengths) == 40
+    assert min(lengths) >= 10
+    assert len(set(lengths)) > 5
 
 
 def test_a_file_is_no_shelf(tmp_path):

@@ -291,6 +291,7 @@ def test_junit_and_json_are_printed(capsys, file):
     assert json.loads(out)["healthy"] is False
 
 
+@pytest.mark.slow
 def test_markdown_has_a_script_that_was_run(capsys, file, monkeypatch):
     monkeypatch.chdir(Path(file).parent)
     code, out, _ = run(capsys, "doctor", f"{Path(file).name}:Constant", "--vocab-size", "5", "--format", "markdown")

@@ -180,6 +180,7 @@ def test_words_after_two_dashes_are_no_options():
     assert parse(["sample", "--", "--topk"]).keywords["prompt"] == "--topk"
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_imports_its_own_module_and_no_other(verb):
     code = f"""

@@ -16,7 +16,7 @@ from glassformer import config as c
 from glassformer.generation.engine import Call
 from glassformer.kernels import decode
 from glassformer.kernels.cpu.decode import NativeDecoder
-from glassformer.kernels.cpu.decode import decoder as cpu
+from glassformer.kernels.cpu.decode import stack as cpu
 from glassformer.kernels.cuda.decode import pack as cuda
 from glassformer.kernels.registry import any_value, config_fields
 from glassformer.kernels.toolchain import cxx
@@ -105,7 +105,7 @@ CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
         bias=[False],
     ),
     **variant("feedforward", GATED, d_ff=[56], activation=["relu", "gelu", "gelu_tanh", "relu2"], bias=[True]),
-    **variant("feedforward", GATED, limit=[0.1], up_offset=[1.0]),
+    **variant("feedforward", GATED, limit=[0.1], up_offset=[1.0], down_bias=[True]),
     **variant("feedforward", MOE, n_experts=[5], n_active=[1], normalize=[False], expert=[c.Gated(48)]),
     **variant("feedforward", MOE, router=[c.Router(score="sigmoid")], shared=[DENSE]),
     **variant("feedforward", c.MoE(4, 2, c.Dense(48), shared=c.Dense(48)), shared_gate=[True]),
@@ -256,7 +256,7 @@ def check(name: str) -> None:
 
 
 NOT_STARTED = (
-    *("feedforward=moe.", "position=t5_bias.", "position=query_key."),
+    *("feedforward=moe.", "position=query_key."),
     *("embedding.project", "head.transform_bias"),
 )
 """Changes whose starting point has a part that the kernels refuse whole."""
@@ -295,11 +295,17 @@ REFUSED = {
     *(f"norm={kind}_norm.{field}" for kind in ("layer", "rms") for field in ("weight", "offset")),
     *("head", "head.transform", "head.width", "head.softcap", "embedding.n_segments", "embedding.width"),
 }
-REFUSED_ON_CPU = REFUSED | {
-    *("attention.qk_norm_over", "attention.qk_norm_after_rotation", "position=alibi.scale", "position=alibi.rounded"),
-    *(f"attention.qk_norm={kind}_norm.{field}" for kind in ("layer", "rms") for field in ("weight", "offset")),
+REFUSED_ON_CPU = {
+    *("feedforward", "layer_kinds", "position", "position=alibi.rounded", "attention.latent"),
+    *("head", "head.transform", "head.width", "embedding.n_segments", "embedding.width"),
 }
-REFUSED_ON_CUDA = REFUSED | {"attention.d_head", "attention.d_value", "attention.qk_norm", "embedding.norm"}
+REFUSED_ON_CUDA = REFUSED | {
+    "feedforward=gated.down_bias",
+    "attention.d_head",
+    "attention.d_value",
+    "attention.qk_norm",
+    "embedding.norm",
+}
 """Fields of which the kernels refuse a listed value, apart from the fields of variants that they refuse whole."""
 
 

@@ -107,7 +107,7 @@ def test_devices_that_divide_layers_hold_what_training_holds(size):
     Division(Ranks(None, 0, size), GPT2.vocab_size).divide(part)
     held = sum(p.numel() for p in part.parameters())
     assert _held(parameters(GPT2), size) == held
-    assert plan(GPT2, 8, H200, f"tensor {size}", 1, 16).memory > 16 * held / (8 // size)
+    assert plan(GPT2, 8, H200, f"tensor {size}", 1, 16).memory > 12 * held / (8 // size)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_sharding_divides_the_state_and_data_parallelism_does_not():
 
 
 def test_what_does_not_fit_is_recomputed_before_it_is_given_up():
-    tight = replace(H200, capacity=saved_bytes(GPT2, 64, 1024, recompute=True) + 16.1 * count(GPT2))
+    tight = replace(H200, capacity=saved_bytes(GPT2, 64, 1024, recompute=True) + 18.1 * count(GPT2))
     found = plan(GPT2, 1, tight, "data", 64, 1024)
     assert found.recompute
     assert found.fits

@@ -1,5 +1,7 @@
 """A studio in this process with five small models, and a client that asks it."""
 
+import contextlib
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -9,7 +11,7 @@ from glassformer.studio import Settings
 from glassformer.studio.app import create_app
 from tests import folders
 from tests.chat import models as chat_models
-from tests.studio.page import opened, served
+from tests.studio.page import Opened, opened, served
 from tests.studio.serving import Asker, serving
 
 
@@ -70,12 +72,30 @@ def address(page_folder, model_folders):
         yield found
 
 
+OPEN = contextlib.ExitStack()
+"""Holds the browser while tests of the page follow one another."""
+BROWSERS: list[Opened] = []
+
+
 @pytest.fixture(scope="module")
 def browser(address, model_folders):
-    """A browser; not for the whole session, because playwright's loop is in the way of tests that run their own."""
-    with opened(address) as found:
-        found.folders = {folder.name: folder for folder in model_folders}
-        yield found
+    """A browser, which the next module of page tests uses as well, because starting one takes seconds."""
+    if not BROWSERS:
+        BROWSERS.append(OPEN.enter_context(opened(address)))
+        BROWSERS[0].folders = {folder.name: folder for folder in model_folders}
+    yield BROWSERS[0]
+    BROWSERS[0].close_all()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Close the browser when other tests follow: playwright's loop is in the way of tests that run their own."""
+    try:
+        return (yield)
+    finally:
+        if BROWSERS and (nextitem is None or "test_page_" not in nextitem.nodeid):
+            BROWSERS.clear()
+            OPEN.close()
 
 
 @pytest.fixture

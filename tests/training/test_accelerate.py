@@ -81,6 +81,7 @@ def test_without_the_package_float8_is_refused_in_one_sentence(tmp_path, monkeyp
     assert accelerate.choose(run.model, device=torch.device("cpu")) == []
 
 
+@pytest.mark.slow
 def test_another_missing_module_is_not_hidden():
     condition = 'name == "glassformer.kernels" or name.startswith("glassformer.kernels.")'
     code = BLOCKED.replace(condition, 'name == "glassformer.shapes"')

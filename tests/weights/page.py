@@ -22,7 +22,7 @@ import transformers as hf
 from glassformer.errors import GlassformerError
 from glassformer.files import write_atomically
 from glassformer.finding import Verdict
-from glassformer.kernels.cpu.decode import decoder
+from glassformer.kernels.cpu.decode import stack
 from glassformer.kernels.cuda.decode import pack
 from glassformer.kernels.decode_support import unsupported_config
 from glassformer.weights import load, save
@@ -107,7 +107,8 @@ def examine(kind: str, model: hf.PreTrainedModel, test: str, folder: Path) -> Ro
     save(ours, folder / "out", format="hf")
     again = type(model).from_pretrained(folder / "out", experts_implementation="eager").eval()
     saves = YES if again.config.model_type == kind and same(model, again) else NO
-    on_cpu, on_gpu = (reason(unsupported_config(ours.config, module.ALLOWED)) for module in (decoder, pack))
+    on_cpu = reason(stack.unsupported_config(ours.config))
+    on_gpu = reason(unsupported_config(ours.config, pack.ALLOWED))
     return Row(kind, type(model).__name__, difference, saves, gguf(kind, ours, folder), on_cpu, on_gpu, test)
 
 

@@ -25,8 +25,8 @@ class Contender:
     checkout: tuple[str, ...] = ()
     """Files that identify a checkout; empty for a package."""
     ours: bool = False
-    only_gpt2: bool = False
-    """True if its converter here supports only GPT-2."""
+    only: tuple[str, ...] = ("decoder", "encoder", "seq2seq")
+    """Kinds of models that its module here supports: gpt2, bert, decoder, encoder, seq2seq."""
     converts: bool = False
     """True if its module has `prepare`, which writes a file in its own format."""
     same_model: bool = True
@@ -35,22 +35,22 @@ class Contender:
 
 # fmt: off
 TABLE: tuple[Contender, ...] = (
-    Contender("glassformer", "ours", PRECISIONS, (*GENERATING, "train"), ours=True),
-    Contender("glassformer-torch", "ours", ("float32", "bfloat16"), ours=True),
-    Contender("transformers", "hugging", ("float32", "bfloat16"), packages=("transformers",),
+    Contender("glassformer", "ours", PRECISIONS, (*GENERATING, "encode", "train"), ours=True),
+    Contender("glassformer-torch", "ours", ("float32", "bfloat16"), (*GENERATING, "encode"), ours=True),
+    Contender("transformers", "hugging", ("float32", "bfloat16"), (*GENERATING, "encode"), packages=("transformers",),
               install="pip install transformers"),
     Contender("transformers-compiled", "hugging", ("float32", "bfloat16"), ("decode", "prefill"),
-              packages=("transformers",), install="pip install transformers"),
+              packages=("transformers",), install="pip install transformers", only=("decoder",)),
     Contender("ctranslate2", "ctranslate", ("float32", "int8"), packages=("ctranslate2", "transformers"),
-              install="pip install ctranslate2 transformers", converts=True),
-    Contender("onnxruntime", "onnxrt", ("float32", "int8"), packages=("onnxruntime", "onnx"),
-              install="pip install onnxruntime onnx", only_gpt2=True, converts=True),
+              install="pip install ctranslate2 transformers", converts=True, only=("decoder", "seq2seq")),
+    Contender("onnxruntime", "onnxrt", ("float32", "int8"), (*GENERATING, "encode"), packages=("onnxruntime", "onnx"),
+              install="pip install onnxruntime onnx", only=("gpt2", "bert"), converts=True),
     Contender("llama.cpp", "llama", PRECISIONS, packages=("llama_cpp", "gguf"),
-              install="pip install llama-cpp-python gguf", only_gpt2=True, converts=True),
+              install="pip install llama-cpp-python gguf", only=("decoder",), converts=True),
     Contender("nanogpt", "nanogpt", ("float32", "bfloat16"), (*GENERATING, "train"), checkout=("model.py", "train.py"),
-              install="give its checkout with --nanogpt PATH", only_gpt2=True),
+              install="give its checkout with --nanogpt PATH", only=("gpt2",)),
     Contender("gpt-fast", "gptfast", ("bfloat16", "int8"), ("decode", "prefill"),
-              checkout=("model.py", "generate.py"), install="give its checkout with --gpt-fast PATH", only_gpt2=True,
+              checkout=("model.py", "generate.py"), install="give its checkout with --gpt-fast PATH", only=("gpt2",),
               same_model=False),
 )
 # fmt: on
@@ -102,6 +102,29 @@ def absence(contender: Contender, plan: Plan) -> str | None:
         return None if contender.name in plan.checkouts else contender.install
     lacking = [name for name in contender.packages if importlib.util.find_spec(name) is None]
     return f"{' and '.join(lacking)} not installed ({contender.install})" if lacking else None
+
+
+def kinds_of(config: c.ModelConfig) -> set[str]:
+    """Return the kinds of a model, as in `Contender.only`."""
+    kinds = {name for name, kind in c.MODEL_KINDS.items() if isinstance(config, kind)}
+    if is_gpt2(config):
+        kinds.add("gpt2")
+    if is_bert(config):
+        kinds.add("bert")
+    return kinds
+
+
+def is_bert(config: c.ModelConfig) -> bool:
+    """Return True if the converter that supports only BERT can write this model."""
+    return (
+        isinstance(config, c.EncoderConfig)
+        and isinstance(config.position, c.Learned)
+        and isinstance(config.norm, c.LayerNorm)
+        and config.feedforward == c.Dense(config.d_ff, "gelu")
+        and config.attention == c.Attention(config.n_heads)
+        and config.placement == "post"
+        and config.embedding == c.Embedding(n_segments=2, norm=True)
+    )
 
 
 def is_gpt2(config: c.ModelConfig) -> bool:

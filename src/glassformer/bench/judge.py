@@ -9,8 +9,9 @@ from glassformer.bench.startup import READING
 from glassformer.finding import Finding, Verdict
 
 RATIO = {
-    "decode": {"float32": 1.0, "bfloat16": 1.0, "int8": 1.0},
-    "prefill": {"float32": 1.0, "bfloat16": 1.0, "int8": 1.0},
+    "decode": dict.fromkeys(("float32", "bfloat16", "int8", "int4"), 1.0),
+    "prefill": dict.fromkeys(("float32", "bfloat16", "int8", "int4"), 1.0),
+    "encode": {"float32": 1.0},
     "train": {"float32": 1.15, "bfloat16": 1.3},
 }
 """Minimum ratio to the best peer in the same precision."""
@@ -18,6 +19,8 @@ OF_BANDWIDTH = {"float32": 0.8, "bfloat16": 0.8, "int8": 0.7}
 """Minimum share of the measured bandwidth, decoding one sequence."""
 STARTUP = 1.15
 """Maximum ratio to the time of `import torch` and reading the file."""
+STATES = 1e-3
+"""Largest difference of hidden states in float32, divided by the largest of them."""
 LOSS = {"float32": 1e-3, "bfloat16": 1e-2}
 """Nats by which a step's loss may differ from ours. Rounding grows from step to step (after 60: 5e-7 and 2e-3)."""
 
@@ -45,6 +48,24 @@ def compare_ids(group: Group, reference: list[list[int]], comparable: set[str]) 
             why = "in float32 the greedy ids of every contender must equal those of our torch engine"
             remedy = "it runs another model: check its conversion before comparing it."
             findings.append(Finding.judge(f"same-ids:{row.name}", 0.0 if at is None else total - at, 0, why, remedy))
+    return findings
+
+
+def compare_states(group: Group, reference: Sequence[Sequence[float]], comparable: set[str]) -> list[Finding]:
+    """Compare means of hidden states with the torch engine's in float32; in other precisions they are reported."""
+    findings = []
+    size = max(abs(value) for row in reference for value in row)
+    for row in group.rows:
+        if row.died or not row.ids:
+            continue
+        apart = max(
+            abs(a - b) for one, two in zip(row.ids, reference, strict=True) for a, b in zip(one, two, strict=True)
+        )
+        row.agrees = f"states {apart / size:.0e} apart"
+        if group.precision == "float32":
+            why = "in float32 every contender must compute the hidden states of our torch engine"
+            remedy = "it runs another model: check its conversion before comparing it."
+            findings.append(Finding.judge(f"same-states:{row.name}", apart / size, STATES, why, remedy))
     return findings
 
 
@@ -85,15 +106,16 @@ def failed_contenders(groups: Sequence[Group]) -> list[Finding]:
 
 
 def targets(plan: dict[str, Any], groups: Sequence[Group], plain: Sequence[Row]) -> list[Finding]:
-    """Judge the targets of this run. They were set for GPT-2 small and do not apply to other models."""
-    if plan["task"] != "train" and plan["model"].lower() != "gpt2":
+    """Judge the targets of this run: ratios for every model, start-up and share of the bandwidth for GPT-2 small."""
+    is_gpt2 = plan["model"].lower() == "gpt2"
+    if plan["task"] == "startup" and not is_gpt2:
         return []
     if plan["task"] == "startup":
         return startup_targets(groups, plain)
     findings = []
     for group in groups:
         findings += _ratio_target(plan, group)
-        if plan["task"] == "decode" and plan["batch"] == 1:
+        if plan["task"] == "decode" and plan["batch"] == 1 and is_gpt2:
             findings += _bandwidth_target(group)
     return findings
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from glassformer.bench import judge, race, startup, training
 from glassformer.bench import subject as subjects
-from glassformer.bench.contenders import NAMED, Contender, choose, is_gpt2
+from glassformer.bench.contenders import NAMED, Contender, choose, kinds_of
 from glassformer.bench.machine import facts
 from glassformer.bench.peers.base import Order
 from glassformer.bench.plan import PRECISIONS, BenchError, Plan
@@ -40,21 +40,24 @@ def run(plan: Plan, say: Say = lambda line: None) -> Result:
 def _generate(
     plan: Plan, chosen: Sequence[Contender], missing: dict[str, str], say: Say
 ) -> tuple[list[Group], list[Finding], list[Row]]:
-    """Measure decoding, prefill or start-up: one group per precision."""
+    """Measure decoding, prefill, encoding or start-up: one group per precision."""
     subject = subjects.subject(plan)
-    if not is_gpt2(subject.config):
-        missing |= {c.name: "its converter here supports only GPT-2" for c in chosen if c.only_gpt2}
-        chosen = [contender for contender in chosen if not contender.only_gpt2]
-    prompts = subject.prompts(plan.batch, plan.length_prompt, plan.seed)
+    kinds = kinds_of(subject.config)
+    refused = [contender for contender in chosen if not kinds & set(contender.only)]
+    missing |= {c.name: f"it is measured here with models of kind {' and '.join(c.only)}" for c in refused}
+    chosen = [contender for contender in chosen if contender not in refused]
+    draw = subject.texts if plan.task == "encode" else subject.prompts
+    prompts = draw(plan.sequences, plan.length_prompt, plan.seed)
 
     def order(contender: Contender, precision: str, task: str) -> Order:
         return Order(
             contender.name, contender.module, task, precision, str(subject.root), plan.n_threads, prompts,
-            plan.length_new, plan.checkout(contender.name),
+            plan.length_new, plan.checkout(contender.name), {"cpu_time": True} if plan.cpu_time else {},
         )  # fmt: skip
 
-    say("computing the reference ids with the torch engine")
-    reference = _reference(order(NAMED[REFERENCE], "float32", "reference"))
+    say("computing the reference with the torch engine")
+    task = "encode" if plan.task == "encode" else "reference"
+    reference = _reference(order(NAMED[REFERENCE], "float32", task))
     comparable = {contender.name for contender in chosen if contender.same_model}
     groups: list[Group] = []
     findings: list[Finding] = []
@@ -62,7 +65,7 @@ def _generate(
     for precision in dict.fromkeys(plan.precisions or PRECISIONS):
         able = [contender for contender in chosen if precision in contender.precisions]
         rows = {contender.name: Row(contender.name, precision, contender.ours) for contender in able}
-        group = Group(precision, _unit(plan), rows=list(rows.values()), batch=plan.batch)
+        group = Group(precision, _unit(plan), rows=list(rows.values()), batch=plan.sequences)
         group.fewer_is_better = plan.task == "startup"
         converting = [(order(c, precision, "prepare"), rows[c.name]) for c in able if c.converts]
         race.prepare(converting, say)
@@ -76,17 +79,18 @@ def _generate(
             race.race([*racing, (reading, group.bandwidth)], plan.rounds, say)
         else:
             race.race(racing, plan.rounds, say)
-        findings += judge.compare_ids(group, reference, comparable)
+        compare = judge.compare_states if plan.task == "encode" else judge.compare_ids
+        findings += compare(group, reference, comparable)
         groups.append(group)
     return groups, findings, plain
 
 
 def _unit(plan: Plan) -> str:
-    return "seconds to the first token" if plan.task == "startup" else "tokens/s"
+    return {"startup": "seconds to the first token", "encode": "texts/s"}.get(plan.task, "tokens/s")
 
 
 def _reference(order: Order) -> list[list[int]]:
-    """Return the greedy ids of the torch engine, computed in a separate process."""
+    """Return the greedy ids (or hidden states) of the torch engine, computed in a separate process."""
     with ending_workers() as workers:
         workers.append(Worker(order))
         try:

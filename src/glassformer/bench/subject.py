@@ -14,7 +14,7 @@ from glassformer.files import cache_folder, write_atomically
 from glassformer.sizing import count
 from glassformer.weights import load, load_config, resolve_unless_preset, save
 
-FORMAT = 1
+FORMAT = 2
 """Increase it when the recipe below changes: models of an older format are not used from the cache."""
 GAIN = 3.0
 """Factor on the matrices of the blocks. At GPT-2's own initial scale a tied model repeats its last token for ever, and
@@ -44,6 +44,12 @@ class Subject:
         draw = random.Random(seed)
         return tuple(tuple(draw.randrange(self.config.vocab_size) for _ in range(length)) for _ in range(rows))
 
+    def texts(self, rows: int, longest: int, seed: int) -> tuple[tuple[int, ...], ...]:
+        """Texts of unequal length, from a quarter of the longest to the longest, which the first one has."""
+        draw = random.Random(seed)
+        lengths = [longest, *(draw.randint(max(1, longest // 4), longest) for _ in range(rows - 1))]
+        return tuple(self.prompts(1, length, seed + i)[0] for i, length in enumerate(lengths))
+
 
 def model_folder(keep: Path | None) -> Path:
     """Return the folder in which models and conversions are kept."""
@@ -56,10 +62,15 @@ def model_folder(keep: Path | None) -> Path:
 def subject(plan: Plan) -> Subject:
     """Return the model of a plan: from a folder, or a preset with seeded weights."""
     path = resolve_unless_preset(plan.model)
-    config = c.replace(presets.get(plan.model), dropout=0.0) if path is None else load_config(path)
-    if not isinstance(config, c.DecoderConfig):
-        raise BenchError(f"--model {plan.model} does not generate text: give a decoder-only model.")
-    if config.max_len is not None and plan.length_prompt + plan.length_new > config.max_len:
+    if path is not None and plan.layers:
+        raise BenchError(
+            f"--layers {plan.layers} changes a preset, and --model {plan.model} is a folder: leave it out."
+        )
+    config = _preset(plan) if path is None else load_config(path)
+    if isinstance(config, c.EncoderConfig) != (plan.task == "encode"):
+        wanted = "an encoder" if plan.task == "encode" else "a model that generates text"
+        raise BenchError(f"--model {plan.model} cannot {plan.task}: give {wanted}.")
+    if config.max_len is not None and plan.length_prompt + (plan.task != "encode") * plan.length_new > config.max_len:
         raise BenchError(
             f"a prompt of {plan.length_prompt} and {plan.length_new} new tokens exceed the model's context of "
             f"{config.max_len}: give a smaller --prompt or --new."
@@ -71,6 +82,13 @@ def subject(plan: Plan) -> Subject:
     if not (root / "hf" / DONE).exists():
         _store(load(path, dtype="float32"), root)
     return Subject(root, config, plan.model)
+
+
+def _preset(plan: Plan) -> c.ModelConfig:
+    changes: dict[str, Any] = {"n_layers": plan.layers} if plan.layers else {}
+    if plan.layers and isinstance(presets.get(plan.model), c.Seq2SeqConfig):
+        changes["n_encoder_layers"] = plan.layers
+    return c.replace(presets.get(plan.model, **changes), dropout=0.0)
 
 
 def write(folder: Path, config: c.ModelConfig, label: str, seed: int, perturbed: bool = True) -> Subject:
@@ -113,5 +131,5 @@ def _store(model: Any, root: Path) -> None:
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(size)}, unk_token="t0"))
     save(model, root / "hf", format="hf", tokenizer=words, overwrite=True)
     special = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}
-    special |= {"bos_token": f"t{size - 1}", "eos_token": f"t{size - 1}"}
+    special |= {"bos_token": f"t{size - 1}", "eos_token": f"t{size - 1}", "pad_token": "t0"}
     write_atomically(root / "hf" / DONE, json.dumps(special).encode())

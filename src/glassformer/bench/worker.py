@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from glassformer.bench.peers.base import Order
@@ -37,11 +38,16 @@ def main() -> int:
     return 0
 
 
+def clock_of(order: Order) -> Callable[[], float]:
+    """Return the clock of a measurement: seconds, or the processor seconds of this process."""
+    return time.process_time if order.setting.get("cpu_time") else time.perf_counter
+
+
 class Generating:
     """Decoding and prefill: one continuation of the prompts per turn."""
 
     def __init__(self, order: Order):
-        self.order = order
+        self.order, self.clock = order, clock_of(order)
         self.peer = importlib.import_module(f"glassformer.bench.peers.{order.module}").Peer(order)
         for _ in range(WARM_UP if order.task in ("decode", "prefill") else 0):
             self.peer.generate(order.prompts, order.new, _nothing)
@@ -52,9 +58,9 @@ class Generating:
 
     def turn(self, number: int) -> dict[str, Any]:
         marks: list[float] = []
-        start = time.perf_counter()
-        ids = self.peer.generate(self.order.prompts, self.order.new, lambda: marks.append(time.perf_counter()))
-        end = time.perf_counter()
+        start = self.clock()
+        ids = self.peer.generate(self.order.prompts, self.order.new, lambda: marks.append(self.clock()))
+        end = self.clock()
         if self.order.task == "prefill":
             return {"ids": ids, "seconds": end - start, "units": sum(map(len, self.order.prompts))}
         # timed from the first token on: reading the prompt is another benchmark
@@ -62,6 +68,28 @@ class Generating:
         return {"ids": ids, "seconds": marks[-1] - marks[0], "units": steps, "first": marks[0] - start}
 
 
+class Encoding:
+    """Hidden states of texts of unequal length; the means of the first components take the place of ids."""
+
+    def __init__(self, order: Order):
+        self.order, self.clock = order, clock_of(order)
+        self.peer = importlib.import_module(f"glassformer.bench.peers.{order.module}").Encoder(order)
+        for _ in range(WARM_UP):
+            self.peer.encode(order.prompts)
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.peer.version}
+
+    def turn(self, number: int) -> dict[str, Any]:
+        start = self.clock()
+        states = self.peer.encode(self.order.prompts)
+        seconds = self.clock() - start
+        means = [[float(x) for x in text[:, :COMPONENTS].mean(0)] for text in states]
+        return {"ids": means, "seconds": seconds, "units": len(self.order.prompts)}
+
+
+COMPONENTS = 8
+"""Components of the hidden states that are compared."""
 READINGS = 5
 """Reads of memory in one turn. The fastest counts, because other work only slows reads down."""
 
@@ -111,7 +139,8 @@ class Training:
 
 
 _SERVED: dict[str, Any] = {
-    **dict.fromkeys(("decode", "prefill", "startup", "reference"), Generating), "bandwidth": Reading, "train": Training
+    **dict.fromkeys(("decode", "prefill", "startup", "reference"), Generating), "bandwidth": Reading, "train": Training,
+    "encode": Encoding,
 }  # fmt: skip
 
 

@@ -9,15 +9,19 @@ import tyro
 
 from glassformer.cli.common import Force, InputError, check_writable, option, refuse_unused
 
-OF_A_RACE = {"against": (), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
+OF_A_RACE = {
+    **{"against": (), "precision": (), "batch": 0, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"},
+    **{"layers": 0, "cpu_time": False},
+}
 """Defaults of the options that `growth` does not use: it compares with no other library."""
 
 
 Task = Annotated[
-    tyro.conf.Positional[Literal["decode", "prefill", "train", "startup", "growth"]],
+    tyro.conf.Positional[Literal["decode", "prefill", "encode", "train", "startup", "growth"]],
     tyro.conf.arg(
-        help="What is measured: tokens per second while decoding, or while reading a prompt; training steps per "
-        "second; seconds from the start to the first token; or how our own cost grows with length."
+        help="What is measured: tokens per second while decoding, or while reading a prompt; texts per second "
+        "of an encoder; training steps per second; seconds from the start to the first token; or how our own cost "
+        "grows with length."
     ),
 ]
 Against = Annotated[
@@ -31,10 +35,13 @@ Precision = Annotated[
     tuple[str, ...],
     option("Precisions to measure: float32, bfloat16, int8, int4. Default: all that the task supports."),
 ]
-Batch = Annotated[int, tyro.conf.arg(help="Number of sequences that are generated together.")]
+Batch = Annotated[
+    int,
+    option("Number of sequences that are computed together. Default: 1; for encode 32 texts of unequal length."),
+]
 Prompt = Annotated[
     int,
-    option("Length of each prompt in tokens. Default: 32 tokens; for prefill 512."),
+    option("Length of each prompt in tokens; for encode, of the longest text. Default: 32; prefill 512, encode 128."),
 ]
 New = Annotated[
     int,
@@ -61,6 +68,16 @@ GptFast = Annotated[
 Model = Annotated[
     str, tyro.conf.arg(help="Model to run: a preset, which gets seeded random weights, or a model folder.")
 ]
+Layers = Annotated[
+    int,
+    option("Number of layers in place of the preset's, such as 8 of 16. Default: as the preset."),
+]
+CpuTime = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="Measure processor seconds of one thread instead of seconds, for a machine on which other programs run."
+    ),
+]
 JsonFile = Annotated[
     Path | None,
     option("Write everything that was measured to this JSON file. Default: no file.", "FILE"),
@@ -75,7 +92,7 @@ def bench(
     task: Task,
     against: Against = (),
     precision: Precision = (),
-    batch: Batch = 1,
+    batch: Batch = 0,
     prompt: Prompt = 0,
     new: New = 0,
     rounds: Rounds = 5,
@@ -83,6 +100,8 @@ def bench(
     nanogpt: Nanogpt = None,
     gpt_fast: GptFast = None,
     model: Model = "gpt2",
+    layers: Layers = 0,
+    cpu_time: CpuTime = False,
     json: JsonFile = None,
     keep: Keep = None,
     force: Force = False,
@@ -101,6 +120,7 @@ def bench(
     if task == "growth":
         others: dict[str, Any] = {"against": against, "precision": precision, "batch": batch, "prompt": prompt}
         others |= {"new": new, "threads": threads, "nanogpt": nanogpt, "gpt_fast": gpt_fast, "model": model}
+        others |= {"layers": layers, "cpu_time": cpu_time}
         refuse_unused("glass bench growth", {**others, "keep": keep}, (), OF_A_RACE)
         return _growth(rounds, json)
     from glassformer.bench.contenders import choose
@@ -108,9 +128,9 @@ def bench(
 
     given = {"nanogpt": nanogpt, "gpt-fast": gpt_fast}
     checkouts = {name: path.expanduser() for name, path in given.items() if path is not None}
-    plan = Plan(
-        task, tuple(against) or ("all",), tuple(precision), batch, prompt, new, rounds, threads, model, checkouts, keep
-    )
+    peers = tuple(against) or ("all",)
+    sizes = (batch, prompt, new, rounds, threads, model, layers, cpu_time)
+    plan = Plan(task, peers, tuple(precision), *sizes, checkouts, keep)
     choose(plan)  # a wrong name is refused before torch is imported
     from glassformer.bench.run import run
     from glassformer.bench.show import show

@@ -22,6 +22,7 @@ from glassformer.config import (
     Head,
     LayerNorm,
     Learned,
+    Llama3Scaling,
     ModelConfig,
     MoE,
     RMSNorm,
@@ -119,6 +120,11 @@ def roberta_base(**changes: Any) -> ModelConfig:
     norm, special = LayerNorm(eps=1e-5), Special(bos=0, eos=(2,), pad=1)
     roberta: dict[str, Any] = {"vocab_size": 50265, "position": Learned(offset=2), "n_segments": 1, "pooler": False}
     return vary(_bert(768, 12, 12, {**roberta, "norm": norm, "special": special}), changes)
+
+
+def minilm_l6(**changes: Any) -> ModelConfig:
+    """MiniLM with 6 layers, 22,892,346 parameters, pooler and masked-LM head included. Wang et al. 2020; config."""
+    return vary(_bert(384, 6, 12, {}), changes)
 
 
 def distilbert_base(**changes: Any) -> ModelConfig:
@@ -249,6 +255,15 @@ def llama3_8b(**changes: Any) -> ModelConfig:
     return _llama(changes, 128256, 4096, 32, attention, Gated(14336), special, max_len=8192, base=500000.0)
 
 
+def llama3_2_1b(**changes: Any) -> ModelConfig:
+    """Llama 3.2 1B, 1,235,814,400 parameters. Its config.json; heads of width 64, tied head."""
+    attention = Attention(32, n_kv_heads=8, bias=False)
+    position = Rotary(base=500000.0, scaling=Llama3Scaling(factor=32.0, original_max_len=8192))
+    given: dict[str, Any] = {"position": position, **changes}
+    special = Special(bos=128000, eos=(128001,))
+    return _llama(given, 128256, 2048, 16, attention, Gated(8192), special, max_len=131072, tied=True)
+
+
 def mistral_7b(**changes: Any) -> ModelConfig:
     """Mistral 7B v0.1 with its window of 4,096, 7,241,732,096 parameters. Jiang et al. 2023, table 1; config.json."""
     attention = Attention(32, n_kv_heads=8, bias=False, window=4096)
@@ -356,9 +371,10 @@ def moe_tiny(**changes: Any) -> ModelConfig:
 
 
 _PRESETS: tuple[Callable[..., ModelConfig], ...] = (
-    gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, bert_large, roberta_base, distilbert_base, t5_small, t5_base,
-    t5_v1_1_small, transformer_base, transformer_big, llama2_7b, llama2_70b, llama3_8b, mistral_7b, mixtral_8x7b,
-    qwen2_0_5b, qwen3_0_6b, gptj_6b, bloom_560m, *RELEASES, nano, shakespeare, llama_tiny, moe_tiny,
+    gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, bert_large, roberta_base, distilbert_base, minilm_l6, t5_small,
+    t5_base, t5_v1_1_small, transformer_base, transformer_big, llama2_7b, llama2_70b, llama3_8b, llama3_2_1b,
+    mistral_7b, mixtral_8x7b, qwen2_0_5b, qwen3_0_6b, gptj_6b, bloom_560m, *RELEASES, nano, shakespeare, llama_tiny,
+    moe_tiny,
 )  # fmt: skip
 ALL: dict[str, Callable[..., ModelConfig]] = {preset.__name__: preset for preset in _PRESETS}
 

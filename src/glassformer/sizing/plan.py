@@ -21,10 +21,14 @@ all-gather). Across machines, the devices of each machine reduce first, then eac
 peers in the other machines. `Device.overlap` says how much communication overlaps with compute: nothing on a CPU, where
 the processor that copies is the one that computes and fully_shard waits for each message.
 
-Memory per device: 16 bytes per parameter (float32 weight, gradient and two AdamW moments), divided by the number of
-devices that shard it; two gathered layers; and the activations that autograd saves in bfloat16 (see `activations`; the
-logits are computed in chunks). If that does not fit, `machine.recompute = "full"` is used: only the inputs of blocks
-are saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3.
+Memory per device: 12 bytes per parameter (float32 weight and two AdamW moments), divided by the number of devices that
+shard it; two gathered layers; and the larger of 4 bytes per parameter for the gradient, which grows in the backward
+pass, and of what shrinks meanwhile: the activations that autograd saves (see `activations`; the residual stream in
+float32, the rest in bfloat16; the logits are computed in chunks and not counted) and the bfloat16 copies of all weights
+that autocast makes, which autograd keeps as well. With `data`, gradients are always there. Weights that are gathered in
+bfloat16 need no copies. If that does not fit, `machine.recompute = "full"` is used: only the inputs of blocks are
+saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3. `ranks_memory` in
+bench/developer compares this with fake and real ranks.
 """
 
 import math
@@ -34,13 +38,20 @@ from typing import Any, assert_never
 
 from glassformer.config import DecoderConfig, Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
 from glassformer.config.placement import cut_dimension, divided, indivisible, part_not_supported
-from glassformer.sizing.activations import Pass, saved_after_blocks, saved_before_blocks, saved_between, saved_by_block
+from glassformer.sizing.activations import (
+    Pass,
+    saved_after_blocks,
+    saved_before_blocks,
+    saved_between,
+    saved_by_block,
+    saved_by_norm,
+)
 from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import flops, lengths
 from glassformer.sizing.parameters import active, count, parameters
 
-STATE = 16
-"""Bytes per parameter: float32 weight, gradient and two AdamW moments."""
+STATE, GRADIENT, COPY = 12, 4, 2
+"""Bytes per parameter: float32 weight and two AdamW moments; its gradient; the copy that autocast makes."""
 _RESIDUAL, _HIDDEN, _LOGIT = 42.0, 13.4, 7.5
 """Bytes of pointwise memory traffic per number of residual stream, hidden layer and logits; see `devices`."""
 STEP = 50.0
@@ -189,17 +200,37 @@ def _hidden(feedforward: FeedForward) -> float:
 
 
 def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool, shared: int = 1) -> float:
-    """Return the bytes that autograd saves in bfloat16 for `batch` sequences, without the logits.
+    """Return the bytes that autograd saves for `batch` sequences, without the logits and copies of weights.
 
     `shared` devices divide blocks and, between attention and feed-forward, the positions.
     """
-    run = Pass(divided(config, shared), 1, context, 2, causal=True, training=True)
+    run = Pass(divided(config, shared), 1, context, 2, causal=True, training=True, residual_width=4)
     elsewhere = 1 - 1 / shared
-    ends = saved_before_blocks(run) + saved_after_blocks(run)
+    ends = float(saved_before_blocks(run) + saved_after_blocks(run))
+    if config.placement != "post":
+        ends -= elsewhere * saved_by_norm(config.norm, run.tokens, config.d_model, run.norm_width)
     layers = range(config.n_layers)
     blocks = [saved_by_block(run, layer) - elsewhere * saved_between(run, layer) for layer in layers]
-    kept = config.n_layers * run.hidden_states / shared + max(blocks) if recompute else sum(blocks)
+    kept = config.n_layers * run.residual / shared + max(blocks) if recompute else sum(blocks)
     return batch * (ends + kept)
+
+
+def device_bytes(
+    config: ModelConfig, gpus: int, strategy: str, batch: float, context: int, recompute: bool, weight_bytes: int = 4
+) -> float:
+    """Return the bytes on each device. The devices of a tensor-parallel group compute `batch` sequences together."""
+    shared = int(strategy.partition(" ")[2] or 1)
+    shapes = parameters(config)
+    held = _held(shapes, shared)
+    layer = _held({name: shape for name, shape in shapes.items() if ".blocks.0." in name}, shared)
+    saved = saved_bytes(config, batch, context, recompute, shared)
+    if strategy == "data" or weight_bytes > COPY:
+        saved += COPY * (layer if recompute else held)
+    if strategy == "data":
+        return (STATE + GRADIENT) * held + saved
+    groups = gpus // shared
+    gathered = 2 * layer * weight_bytes if groups > 1 else 0.0
+    return STATE * held / groups + gathered + max(saved, GRADIENT * held / groups)
 
 
 def plan(
@@ -226,16 +257,13 @@ def plan(
     if shared > 1 and (problem := _undivided(config, shared)) is not None:
         raise ValueError(f"{strategy!r} is not possible: {problem}.")
     P = count(config)
-    shapes = parameters(config)
-    held = _held(shapes, shared)
-    layer = _held({name: shape for name, shape in shapes.items() if ".blocks.0." in name}, shared)
+    held = _held(parameters(config), shared)
     groups = gpus // shared
     group_batch = batch * shared  # the devices of a group compute all sequences of the group together
     own = P if strategy == "data" else held / groups  # parameters that this device updates
-    gathered = 2 * layer * weight_bytes if strategy != "data" and groups > 1 else 0.0
     fits, recompute, memory = False, False, 0.0
     for recompute in (False, True):
-        memory = own * STATE + gathered + saved_bytes(config, group_batch, T, recompute, shared)
+        memory = device_bytes(config, gpus, strategy, group_batch, T, recompute, weight_bytes)
         fits = memory <= device.capacity
         if fits:
             break

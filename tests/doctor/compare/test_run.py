@@ -16,7 +16,7 @@ from torch import nn
 import glassformer as gf
 from glassformer import config as c
 from glassformer.doctor.compare import CannotCompareError, compare
-from tests import variants
+from tests import sampled, variants
 from tests.doctor.compare.pairs import Nano, ours, swap, theirs
 
 D, K = 24, 8
@@ -357,7 +357,7 @@ def test_a_callable_is_compared_by_its_logits_where_nothing_else_shows():
     assert any("position 0" in note for note in result.notes) or result.first == "logits"
 
 
-@hypothesis.settings(max_examples=4, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=12 if sampled.thorough else 2, phases=[hypothesis.Phase.generate])
 @hypothesis.given(variants.decoders, st.data())
 def test_a_changed_weight_is_found_in_its_own_part(config, data):
     model, _ = variants.lively(config)

@@ -33,7 +33,7 @@ def test_numbers_in_other_notations(text, value):
 
 
 @pytest.mark.parametrize("text", ["{" * 90 + "1", "\\frac", "\\frac{1", "\\", "{}", "\\frac{1}{}", "3 apples"])
-def test_what_is_no_number_is_refused_with_a_sentence(text):
+def test_what_is_not_a_number_is_refused_with_a_sentence(text):
     with pytest.raises(UnreadableError):
         number(text)
 

@@ -117,10 +117,10 @@ def launch(ranks: int, *command: str, seconds: float = 400) -> subprocess.Comple
     )
 
 
-def together(folder: Path, ranks: int, jobs: list[dict]) -> list[str]:
+def together(folder: Path, ranks: int, jobs: list[dict], seconds: float = 400) -> list[str]:
     """Do jobs, one after the other, in one launch; return what was refused, an empty text for each job that ran."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = launch(ranks, __file__, str(folder / "jobs.json"))
+    done = launch(ranks, __file__, str(folder / "jobs.json"), seconds=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "jobs.said").read_text())
 

@@ -98,6 +98,7 @@ train(session.run, session.data)
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_writes_has_its_last_checkpoint(tmp_path):
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -60,31 +60,29 @@ LAYOUTS = {
         "tensor 4 x context 2": ("machine.context=2", "machine.tensor=4"),
     },
 }
+AT_ONCE = 12
+"""Runs in one launch."""
 SHORT = {"tensor 2": ("gpt2", "llama"), "context 2": ("llama", "windows")}
 """What the default suite runs."""
+
+
+def batched(jobs: list[dict], size: int) -> list[list[dict]]:
+    return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
 
 def compare(folder: Path, ranks: int, models: dict[str, tuple[str, ...]]) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the largest differences of losses and of first gradients to one process, by layout and model."""
     corpus(folder)
-    batch = "loop.batch=24" if ranks == 8 else "loop.batch=12"
+    common = ("loop.batch=24" if ranks == 8 else "loop.batch=12", "loop.keep=9")
     names = [(layout, model) for layout, chosen in models.items() for model in chosen]
-    jobs = [
-        job(
-            folder,
-            f"{model}-{number}",
-            *MODELS[model],
-            batch,
-            "loop.keep=9",
-            "machine.parallel=fsdp",
-            *LAYOUTS[ranks][layout],
-        )
-        for number, (layout, model) in enumerate(names)
-    ]
-    assert together(folder, ranks, jobs) == [""] * len(jobs)
-    expected = {
-        model: alone(folder, model, *MODELS[model], batch, "loop.keep=9") for model in {model for _, model in names}
+    jobs = {
+        name: job(folder, f"{name[1]}-{number}", *MODELS[name[1]], *common, "machine.parallel=fsdp", *changes)
+        for number, name in enumerate(names)
+        for changes in [LAYOUTS[ranks][name[0]]]
     }
+    for some in batched(list(jobs.values()), AT_ONCE):
+        assert together(folder, ranks, some, seconds=1200) == [""] * len(some)
+    expected = {model: alone(folder, model, *MODELS[model], *common) for model in {model for _, model in names}}
     out = {}
     for number, (layout, model) in enumerate(names):
         found = curve(folder / f"{model}-{number}")

@@ -83,6 +83,7 @@ def same(folder: Path, a: str, b: str) -> None:
         assert (folder / a / name).read_bytes() == (folder / b / name).read_bytes(), (a, b, name)
 
 
+@pytest.mark.slow
 def test_initial_weights_and_files_of_ranks_are_those_of_one_process(tmp_path):
     corpus(tmp_path)
     changes = ("loop.keep=9", "optim.ema=0.9", "loop.steps=3", "schedule.warmup=0", "loop.eval_every=3")

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order, convert_once, library
+from glassformer.bench.peers.base import Mark, Order, config_of, convert_once, library
 
 
 def folder(order: Order) -> Path:
@@ -28,7 +28,8 @@ class Peer:
     def __init__(self, order: Order):
         package = library("ctranslate2")
         self.version = str(package.__version__)
-        self.generator = package.Generator(
+        self.is_seq2seq = bool(config_of(order).get("is_encoder_decoder"))
+        self.generator = (package.Translator if self.is_seq2seq else package.Generator)(
             str(folder(order)), device="cpu", compute_type=order.precision, intra_threads=order.threads, inter_threads=1
         )
 
@@ -40,8 +41,14 @@ class Peer:
                 mark()
             return False
 
+        words = [[f"t{token}" for token in prompt] for prompt in prompts]
+        if self.is_seq2seq:
+            made = self.generator.translate_batch(
+                words, beam_size=1, max_decoding_length=new, end_token=[], max_input_length=0, callback=count
+            )
+            return [[int(word[1:]) for word in result.hypotheses[0]] for result in made]
         results = self.generator.generate_batch(
-            [[f"t{token}" for token in prompt] for prompt in prompts],
+            words,
             max_length=new, end_token=[], sampling_topk=1, include_prompt_in_result=False, callback=count,
         )  # fmt: skip
         return [list(result.sequences_ids[0]) for result in results]

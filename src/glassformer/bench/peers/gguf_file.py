@@ -1,63 +1,26 @@
-"""GPT-2 as a GGUF file: llama.cpp's names, its (out, in) matrices, and an artificial vocabulary."""
+"""A model as a GGUF file for llama.cpp, every matrix in the same precision, and no tokenizer."""
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from glassformer.bench.peers.base import library
+from glassformer.model import Model
+from glassformer.weights.formats.gguf.vocabulary import write_vocabulary
+from glassformer.weights.formats.gguf.write import describe, write_tensors
 
 KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-_OUTER = {"wte.weight": "token_embd.weight", "wpe.weight": "position_embd.weight"}
-_INNER = {
-    "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
-}  # fmt: skip
-_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
-def name_of(name: str) -> str:
-    """llama.cpp's name of one of GPT-2's tensors."""
-    if name in _OUTER:
-        return _OUTER[name]
-    if name.startswith("ln_f."):
-        return f"output_norm.{name.removeprefix('ln_f.')}"
-    _, layer, rest = name.split(".", 2)
-    part, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{_INNER[part]}.{kind}"
-
-
-def write(path: Path, cfg: dict[str, Any], tensors: dict[str, Any], precision: str) -> None:
+def write(path: Path, model: Model, precision: str) -> None:
     """Write the file at `path`. Matrices in the precision, everything else (norms, biases, positions) in float32.
 
-    The head is not written: llama.cpp then reads the token table, which GPT-2 shares with it.
+    The export of `weights` keeps the output matrix in 8 bits where the others have 4. Here it has 4 too, as ours does.
     """
+    described = describe(model.config, model.state_dict())
+    vocabulary = write_vocabulary(None, model.config.vocab_size, model.config.special, None)
     gguf = library("gguf")
-    kind = gguf.GGMLQuantizationType[KINDS[precision]]
-    writer = gguf.GGUFWriter(str(path), "gpt2")
-    writer.add_name("bench")
-    writer.add_block_count(cfg["n_layer"])
-    writer.add_context_length(cfg["n_positions"])
-    writer.add_embedding_length(cfg["n_embd"])
-    writer.add_feed_forward_length(cfg["n_inner"])
-    writer.add_head_count(cfg["n_head"])
-    writer.add_layer_norm_eps(cfg["layer_norm_epsilon"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    size = cfg["vocab_size"]
-    writer.add_token_list([f"t{i}" for i in range(size)])
-    writer.add_token_types([int(gguf.TokenType.NORMAL)] * size)
-    writer.add_token_merges(["t 0"])
-    writer.add_bos_token_id(size - 1)
-    writer.add_eos_token_id(size - 1)
-    for name, value in tensors.items():
-        theirs = name_of(name)
-        array = np.ascontiguousarray(value.T if name.endswith(_TRANSPOSED) else value, dtype=np.float32)
-        if kind == gguf.GGMLQuantizationType.F32 or array.ndim != 2 or name == "wpe.weight":
-            writer.add_tensor(theirs, array)
-        else:
-            writer.add_tensor(theirs, gguf.quants.quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[KINDS[precision]]][0]
+
+    def kind_of(name: str, shape: tuple[int, ...], exact: bool) -> str:
+        return "F32" if len(shape) == 1 or exact or shape[-1] % block else KINDS[precision]
+
+    write_tensors(described, path, kind_of, vocabulary, "bench")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order, library
+from glassformer.bench.peers.base import Mark, Order, config_of, library
 
 
 class Times:
@@ -31,7 +31,9 @@ class Peer:
         package.logging.disable_progress_bar()
         self.version = str(package.__version__)
         dtype = getattr(torch, order.precision)
-        self.model = package.AutoModelForCausalLM.from_pretrained(order.model, dtype=dtype).eval()
+        self.is_seq2seq = bool(config_of(order).get("is_encoder_decoder"))
+        kind = package.AutoModelForSeq2SeqLM if self.is_seq2seq else package.AutoModelForCausalLM
+        self.model = kind.from_pretrained(order.model, dtype=dtype).eval()
         settings: dict[str, Any] = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "eos_token_id": None}
         if order.name == "transformers-compiled":
             compiling = package.CompileConfig(fullgraph=True, mode="default")
@@ -49,5 +51,29 @@ class Peer:
         made = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), generation_config=self.settings, streamer=Times(mark)
         )
-        rows: list[list[int]] = made[:, ids.shape[1] :].tolist()
+        rows: list[list[int]] = made[:, 1 if self.is_seq2seq else ids.shape[1] :].tolist()
         return rows
+
+
+class Encoder:
+    """A padded batch with its mask, as `transformers` computes it."""
+
+    def __init__(self, order: Order):
+        import torch
+
+        torch.set_num_threads(order.threads)
+        package = library("transformers")
+        package.logging.set_verbosity_error()
+        package.logging.disable_progress_bar()
+        self.version = str(package.__version__)
+        self.model = package.AutoModel.from_pretrained(order.model, dtype=getattr(torch, order.precision)).eval()
+
+    def encode(self, texts: tuple[tuple[int, ...], ...]) -> list[Any]:
+        import torch
+
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+        lengths = torch.tensor([len(text) for text in texts])
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        with torch.inference_mode():
+            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return [row[:n].float() for row, n in zip(states, lengths.tolist(), strict=True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.bench.peers import gguf_file
-from glassformer.bench.peers.base import Mark, Order, arrays, config_of, convert_once, library
+from glassformer.bench.peers.base import Mark, Order, config_of, convert_once, library
 
 
 def file(order: Order) -> Path:
@@ -17,7 +17,9 @@ def file(order: Order) -> Path:
 
 def prepare(order: Order) -> None:
     """Write the GGUF file."""
-    convert_once(file(order), lambda made: gguf_file.write(made, config_of(order), arrays(order), order.precision))
+    from glassformer.weights import load
+
+    convert_once(file(order), lambda made: gguf_file.write(made, load(order.model, dtype="float32"), order.precision))
 
 
 class Peer:

@@ -1,4 +1,4 @@
-"""GPT-2 as an ONNX graph with its cache as inputs and outputs.
+"""GPT-2 as an ONNX graph with its cache as inputs and outputs, and BERT with the fused operators of ONNX Runtime.
 
     ids (B,T), positions (T), past_k_i and past_v_i (B,H,P,K)
         -> logits (B,V) of the last position, present_k_i and present_v_i (B,H,P+T,K)
@@ -122,3 +122,55 @@ def _model(graph: Graph, cfg: dict[str, Any]) -> Any:
     made = helper.make_graph(graph.nodes, "gpt2", inputs, outputs, graph.weights)
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(made, opset_imports=[opset], ir_version=IR_VERSION, producer_name="glassformer")
+
+
+def build_bert(cfg: dict[str, Any], tensors: dict[str, Any]) -> Any:
+    """The ONNX model of a Hugging Face BERT without its head: ids and mask (B,T) to states (B,T,D).
+
+    Attention, sums with norms, and GELU are the operators to which ONNX Runtime's own optimizer fuses an export.
+    """
+    graph, eps = Graph(), float(cfg["layer_norm_eps"])
+    fused: dict[str, Any] = {"domain": "com.microsoft"}
+    prefix = "bert." if "bert.embeddings.word_embeddings.weight" in tensors else ""
+    tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    length = graph.op("Shape", "ids", start=1, end=2)
+    graph.weight("first", np.array([0], dtype=np.int64))
+    table = tensors["embeddings.position_embeddings.weight"] + tensors["embeddings.token_type_embeddings.weight"][:1]
+    tokens = graph.op("Gather", graph.weight("tokens", tensors["embeddings.word_embeddings.weight"]), "ids")
+    x = graph.op("Add", tokens, graph.op("Slice", graph.weight("positions", table), "first", length, "first"))
+    x = graph.norm(x, "embeddings.LayerNorm", tensors, eps)
+    mask = graph.op("Cast", "mask", to=graph.onnx.TensorProto.INT32)
+    for i in range(cfg["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}"
+        parts = [f"{layer}.attention.self.{name}" for name in ("query", "key", "value")]
+        joined = np.concatenate([tensors[f"{name}.weight"].T for name in parts], 1)
+        biases = np.concatenate([tensors[f"{name}.bias"] for name in parts])
+        mixed = graph.op(
+            "Attention", x, graph.weight(f"{layer}.qkv", joined), graph.weight(f"{layer}.qkv_bias", biases), mask,
+            num_heads=cfg["num_attention_heads"], **fused,
+        )  # fmt: skip
+        x = _add_norm(graph, x, mixed, f"{layer}.attention.output", tensors, eps)
+        up = graph.op("MatMul", x, _transposed(graph, f"{layer}.intermediate.dense", tensors))
+        bias = graph.weight(f"{layer}.up_bias", tensors[f"{layer}.intermediate.dense.bias"])
+        x = _add_norm(graph, x, graph.op("BiasGelu", up, bias, **fused), f"{layer}.output", tensors, eps)
+    graph.named(x, "states")
+    helper, kinds = graph.onnx.helper, graph.onnx.TensorProto
+    inputs = [helper.make_tensor_value_info(name, kinds.INT64, ["B", "T"]) for name in ("ids", "mask")]
+    outputs = [helper.make_tensor_value_info("states", kinds.FLOAT, ["B", "T", cfg["hidden_size"]])]
+    made = helper.make_graph(graph.nodes, "bert", inputs, outputs, graph.weights)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION, producer_name="glassformer")
+
+
+def _transposed(graph: Graph, name: str, tensors: dict[str, Any]) -> str:
+    return graph.weight(f"{name}.weight", tensors[f"{name}.weight"].T)
+
+
+def _add_norm(graph: Graph, x: str, branch: str, name: str, tensors: dict[str, Any], eps: float) -> str:
+    """Project a branch, add it and its bias to x, and normalise."""
+    projected = graph.op("MatMul", branch, _transposed(graph, f"{name}.dense", tensors))
+    parts = [
+        graph.weight(f"{name}.LayerNorm.{part}", tensors[f"{name}.LayerNorm.{part}"]) for part in ("weight", "bias")
+    ]
+    bias = graph.weight(f"{name}.dense.bias", tensors[f"{name}.dense.bias"])
+    return str(graph.op("SkipLayerNormalization", x, projected, *parts, bias, domain="com.microsoft", epsilon=eps))

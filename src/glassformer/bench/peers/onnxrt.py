@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.bench.peers.base import Mark, Order, arrays, config_of, convert_once, library
-from glassformer.bench.peers.onnx_graph import build
+from glassformer.bench.peers.onnx_graph import build, build_bert
 
 FILE, DATA = "model.onnx", "model.data"
 
@@ -16,11 +16,14 @@ def folder(order: Order) -> Path:
 def prepare(order: Order) -> None:
     """Build the graph, and quantise it for int8."""
 
+    cfg = config_of(order)
+    make = build if cfg["model_type"] == "gpt2" else build_bert
+
     def convert(made: Path) -> None:
         plain = made.with_name("plain") if order.precision == "int8" else made
         plain.mkdir()
         library("onnx").save_model(
-            build(config_of(order), arrays(order)), plain / FILE, save_as_external_data=True,
+            make(cfg, arrays(order)), plain / FILE, save_as_external_data=True,
             all_tensors_to_one_file=True, location=DATA,
         )  # fmt: skip
         if order.precision == "int8":
@@ -42,11 +45,7 @@ class Peer:
         package = library("onnxruntime")
         self.package, self.version = package, str(package.__version__)
         self.cfg = config_of(order)
-        options = package.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = order.threads, 1
-        options.graph_optimization_level = package.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 3
-        self.session = package.InferenceSession(str(folder(order) / FILE), options, providers=["CPUExecutionProvider"])
+        self.session = _session(package, order)
         self.names = [f"{part}_{i}" for i in range(self.cfg["n_layer"]) for part in "kv"]
 
     def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
@@ -74,3 +73,30 @@ class Peer:
             found.append(ids[:, 0].tolist())
             mark()
         return [list(row) for row in zip(*found, strict=True)]
+
+
+class Encoder:
+    """A padded batch with its mask."""
+
+    def __init__(self, order: Order):
+        package = library("onnxruntime")
+        self.version, self.session = str(package.__version__), _session(package, order)
+
+    def encode(self, texts: tuple[tuple[int, ...], ...]) -> list[Any]:
+        import numpy as np
+
+        lengths = [len(text) for text in texts]
+        ids = np.zeros((len(texts), max(lengths)), dtype=np.int64)
+        for row, text in zip(ids, texts, strict=True):
+            row[: len(text)] = text
+        mask = (np.arange(ids.shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
+        (states,) = self.session.run(None, {"ids": ids, "mask": mask})
+        return [row[:n] for row, n in zip(states, lengths, strict=True)]
+
+
+def _session(package: Any, order: Order) -> Any:
+    options = package.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = order.threads, 1
+    options.graph_optimization_level = package.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    return package.InferenceSession(str(folder(order) / FILE), options, providers=["CPUExecutionProvider"])

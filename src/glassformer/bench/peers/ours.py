@@ -1,5 +1,7 @@
 """glassformer itself: the compiled kernels in any precision, and the plain engine."""
 
+from typing import Any
+
 from glassformer.bench.peers.base import Mark, Order
 
 
@@ -35,3 +37,23 @@ class Peer:
                 assert token is not None  # stop=[]: no sequence ends early
                 row.append(token)
         return rows
+
+
+class Encoder:
+    """`glassformer.encode`, as a user would call it."""
+
+    def __init__(self, order: Order):
+        import torch
+
+        from glassformer import __version__
+        from glassformer.weights import load
+
+        torch.set_num_threads(order.threads)
+        self.version = __version__
+        self.engine, self.precision = ("native" if order.name == "glassformer" else "torch"), order.precision
+        self.model = load(order.model, dtype="float32")
+
+    def encode(self, texts: tuple[tuple[int, ...], ...]) -> list[Any]:
+        from glassformer.generation import encode
+
+        return list(encode(self.model, texts, engine=self.engine, precision=self.precision))  # type: ignore[arg-type]

@@ -62,6 +62,7 @@ class Division:
         """Positions of the sequences in the present forward pass."""
         self.summed: set[str] = set()
         """Names of parameters on every rank whose gradients are added up."""
+        self.has_dropout = False
         self.held: list[dict[str, Tensor]] = []
         """The state of the random generators outside of the blocks, while blocks draw numbers of their own."""
 
@@ -91,6 +92,7 @@ class Division:
                 shape = [p.stop - p.start for p in part]
                 cut = nn.Parameter(parameter.new_empty(shape), requires_grad=parameter.requires_grad)
                 setattr(model.get_submodule(owner), leaf, cut)
+        self.has_dropout = model.config.dropout > 0
         Vocabulary(self.ranks, self.vocab_size).divide(model)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):
             self._divide_stack(stack)
@@ -119,7 +121,7 @@ class Division:
         if layer > 0:
             return given
         self.length = x.shape[SEQUENCE]
-        if block.training:
+        if block.training and self.has_dropout:
             seed = int(torch.randint(2**62, ()))
             self.held.append(random_state(x.device))
             torch.manual_seed(seed + self.ranks.rank)
@@ -127,7 +129,7 @@ class Division:
 
     def _leave(self, stack: nn.Module, given: tuple[Any, ...], x: Tensor) -> Tensor:
         """After the last layer and the final norm, all ranks get all positions and draw the same numbers again."""
-        if stack.training and self.held:
+        if self.held:
             set_random_state(self.held.pop(), x.device)
         return self.ranks.join(x, SEQUENCE, self.length)
 

@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassformer import config as c
+from glassformer.config import presets
 from glassformer.kernels.cpu.decode import NativeDecoder, NativeError, unsupported_config
-from glassformer.kernels.cpu.decode.decoder import fingerprint, settle, stretches, weights_of
+from glassformer.kernels.cpu.decode.decoder import default_threads
 from glassformer.kernels.cpu.decode.pack import group_of, packed_as, quantise
 from glassformer.kernels.toolchain import cxx
+from glassformer.model import build
 from tests import variants
 from tests.sampled import examples
 from tests.variants import decoder, lively, tokens
@@ -115,10 +117,11 @@ def round_matrices(model, precision, bound=1.0):
             weight.copy_(rounded)
 
 
-# int8 and int4 round activations to 16 bits too (test_kernels.py bounds one product); layers carry that on
+# int8 rounds activations to 16 bits too, int4 to 8 where bytes can be multiplied (test_kernels.py bounds one product);
+# layers carry that on
 @pytest.mark.parametrize("sizes", [(128, 384), (80, 200)])
 @pytest.mark.parametrize(
-    ("precision", "bound", "close"), [("bfloat16", 2**-8, 2e-5), ("int8", 1 / 127, 5e-4), ("int4", 1 / 7, 5e-4)]
+    ("precision", "bound", "close"), [("bfloat16", 2**-8, 2e-5), ("int8", 1 / 127, 5e-4), ("int4", 1 / 7, 5e-2)]
 )
 @torch.no_grad()
 def test_lower_precisions_equal_the_engine_with_the_same_rounded_weights(precision, bound, close, sizes):
@@ -136,7 +139,7 @@ def test_lower_precisions_equal_the_engine_with_the_same_rounded_weights(precisi
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("name", ["rotary-halves", "alibi", "learned"])
 @pytest.mark.parametrize(
-    ("precision", "at_once", "in_small_parts"), [("bfloat16", 2e-2, 2e-5), ("int8", 5e-2, 5e-4), ("int4", 5e-2, 5e-4)]
+    ("precision", "at_once", "in_small_parts"), [("bfloat16", 2e-2, 2e-5), ("int8", 5e-2, 5e-4), ("int4", 5e-2, 5e-2)]
 )
 @torch.no_grad()
 def test_prompts_in_lower_precisions_are_near_the_engine_with_the_same_rounded_weights(
@@ -186,81 +189,6 @@ def test_a_changed_weight_is_seen_in_every_precision():
         assert relative(after, before) > 1e-4, precision
 
 
-def test_packing_happens_once_while_nothing_changes():
-    model = float_model(decoder(d_model=64, n_heads=4))
-    assert weights_of(model, "int8") is weights_of(model, "int8")
-    mark = fingerprint(model)
-    with torch.no_grad():
-        model.head.weight.mul_(1) if model.head.weight is not None else model.embed.tokens.weight.mul_(1)
-    assert fingerprint(model) == mark
-
-
-@given(place=st.integers(0, 10**6), bit=st.integers(0, 31))
-@settings(max_examples=examples(25))
-def test_one_bit_of_one_weight_changes_the_mark_and_back_again(place, bit):
-    model = marked_model()
-    before, (index, at) = fingerprint(model), divmod(place, 7919)
-    words = list(model.parameters())[index % len(list(model.parameters()))].data.view(-1).view(torch.int32)
-    flipped = 1 << bit if bit < 31 else -(2**31)
-    words[at % len(words)] ^= flipped
-    assert fingerprint(model) != before
-    words[at % len(words)] ^= flipped
-    assert fingerprint(model) == before
-
-
-def test_weights_that_change_places_change_the_mark():
-    """Rows, columns, two numbers, opposite signs and whole matrices: a plain sum would see none of these."""
-    model = marked_model()
-    weight = model.blocks[0].feedforward.up.weight.data
-    weight[:, :4] = torch.tensor([1.0, -1.0, 2.0, -2.0])
-    seen = [fingerprint(model)]
-    for order in (torch.arange(len(weight)).flip(0), torch.arange(len(weight)).roll(16)):
-        weight.copy_(weight[order])
-        seen.append(fingerprint(model))
-    for swap in ([1, 0, 2, 3], [2, 1, 0, 3], [0, 3, 2, 1]):
-        weight[:, :4] = weight[:, swap]
-        seen.append(fingerprint(model))
-    q, k = model.blocks[0].attention.q.weight.data, model.blocks[0].attention.k.weight.data
-    kept = q.clone()
-    q.copy_(k)
-    k.copy_(kept)
-    seen.append(fingerprint(model))
-    assert len(set(seen)) == len(seen)
-
-
-def test_the_mark_does_not_depend_on_the_number_of_threads():
-    model, threads = marked_model(), torch.get_num_threads()
-    marks = set()
-    try:
-        for n in (1, 2, 3):
-            torch.set_num_threads(n)
-            marks.add(fingerprint(model))
-    finally:
-        torch.set_num_threads(threads)
-    assert len(marks) == 1
-
-
-def marked_model():
-    """Sizes that are no multiples of what the mark reads at once, and one that it shares out."""
-    return float_model(decoder(d_model=52, n_heads=4, n_kv_heads=4, d_ff=211, vocab_size=7001))
-
-
-def test_weights_move_to_huge_pages_once_and_stay_what_they_are():
-    model = float_model(decoder())
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    assert [settle(model, n) for n in (150, 49, 1, 500)] == [False, False, True, False]
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    assert settle(float_model(decoder()), 1000)
-
-
-def test_memory_that_lies_close_together_is_taken_as_one():
-    """Two matrices side by side hold a huge page that neither holds alone; what lies far apart stays apart."""
-    mega = 1 << 20
-    pieces = [(9 * mega, 10 * mega), (0, mega), (mega + 64, 3 * mega), (3 * mega, 4 * mega), (5 * mega, 6 * mega)]
-    assert stretches(pieces) == [(0, 4 * mega), (5 * mega, 6 * mega), (9 * mega, 10 * mega)]
-    assert stretches([(0, 4 * mega), (mega, 2 * mega)]) == [(0, 4 * mega)]
-
-
 def test_a_full_cache_and_wrong_settings_are_sentences():
     model = float_model(decoder())
     native = NativeDecoder(model, capacity=2)
@@ -284,3 +212,11 @@ def test_reordered_rows_go_on_from_their_parents():
     found = native.step(ids[:, 4][[2, 0, 0, 1]])
     with torch.no_grad():
         assert relative(found, model(ids)[[2, 0, 0, 1], -1]) < 2e-5
+
+
+def test_small_models_decode_in_one_thread_and_others_in_as_many_as_torch():
+    model = float_model(decoder())
+    assert NativeDecoder(model).threads == NativeDecoder(model, rows=4).threads == 1
+    assert NativeDecoder(model, rows=5).threads == torch.get_num_threads()
+    assert NativeDecoder(model, threads=3).threads == 3
+    assert default_threads(build(presets.gpt2(n_layers=1), device="meta"), 1) == torch.get_num_threads()

@@ -1,180 +1,60 @@
-"""A decoder-only model whose cached step is one call of a compiled kernel."""
+"""A model that generates text, whose cached step is one call of a compiled kernel."""
 
 import ctypes
-import weakref
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from glassformer import config as c
-from glassformer.kernels import decode_support
+from glassformer.config import DecoderConfig, ModelConfig
 from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.pack import (
-    KINDS,
-    Precision,
-    Store,
-    address,
-    collapse,
-    linear,
-    matrix,
-    norm,
-    room,
-    zeros,
-)
-from glassformer.kernels.decode_support import ACTIVATIONS, position_tables
-from glassformer.kernels.registry import Rule, any_values
-from glassformer.model import DecoderLM
-from glassformer.model.block import ParallelBlock, SequentialBlock
+from glassformer.kernels.cpu.decode.encoder import NativeEncoder
+from glassformer.kernels.cpu.decode.pack import KINDS, Precision, address, zeros
+from glassformer.kernels.cpu.decode.stack import Tables, reads_in_place, settle, weights_of
+from glassformer.kernels.cpu.decode.stack import unsupported_config as unsupported_model
+from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.shapes import Float, Int
 
-PLACEMENTS = ("pre", "post", "parallel")
 CHUNK = 1024
 """Tokens of prompts that are read at once: all their hidden activations are in memory."""
-ALLOWED: dict[str, Rule] = {
-    **decode_support.ALLOWED,
-    "attention.qk_norm": {None, "layer_norm", "rms_norm"},
-    **any_values("attention.qk_norm.eps attention.qk_norm.bias embedding.norm"),
-    "feedforward": {"dense", "gated", "none"},
-    "position": {"none", "learned", "sinusoidal", "rotary", "alibi"},
-    "placement": PLACEMENTS,
-}
-"""The config fields that the CPU kernels implement."""
 
 
-def unsupported_config(config: c.ModelConfig) -> str | None:
-    """Return why the CPU kernels cannot run a model of this config, or None if they can."""
-    return decode_support.unsupported_config(config, ALLOWED)
+SMALL = 16 << 20
+"""Bytes of float32 weights below which one thread decodes: a step takes less than a millisecond, two threads would gain
+a third of that on an idle machine, and would wait for each other many times as long where other programs run."""
 
 
-class Weights:
-    """A model as the kernels read it: structures with pointers to its parameters, or to a packed copy of them."""
-
-    def __init__(self, model: DecoderLM, precision: Precision):
-        cfg, feed = model.config, model.config.feedforward
-        assert model.head is not None
-        self.precision: Precision = precision
-        self.store = Store(room([p for p in model.parameters() if p.dim() == 2], precision))
-        activation = "relu" if isinstance(feed, c.NoFeedForward | c.MoE) else feed.activation
-        self.model = library.Model(
-            layers=cfg.n_layers, d_model=cfg.d_model, heads=cfg.n_heads, kv_heads=cfg.n_kv_heads, d_head=cfg.d_head,
-            d_value=cfg.d_value, d_ff=cfg.d_ff, vocabulary=cfg.vocab_size, placement=PLACEMENTS.index(cfg.placement),
-            activation=ACTIVATIONS.index(activation), gated=isinstance(feed, c.Gated),
-            scale=cfg.scale, embed_scale=cfg.embedding.scale, head_scale=model.head.scale,
-            tokens=self.store.refer(model.embed.tokens.weight),
-            embedded=norm(self.store, model.decoder.embed_norm), last=norm(self.store, model.decoder.norm),
-        )  # fmt: skip
-        layers = [self._layer(block, cfg.window(i)) for i, block in enumerate(model.blocks)]
-        self.layers = (library.Layer * cfg.n_layers)(*layers)
-        self.model.layer = ctypes.cast(self.layers, ctypes.POINTER(library.Layer))
-        table = model.embed.tokens.weight if model.head.weight is None else model.head.weight
-        self.model.head = matrix(self.store, table, model.head.bias, precision)
-
-    def _layer(self, block: Any, window: int | None) -> library.Layer:
-        store, attention, precision = self.store, block.attention, self.precision
-        made = library.Layer(
-            window=window or 0,
-            attention=norm(store, block.norm if isinstance(block, ParallelBlock) else block.norm_attention),
-            q=norm(store, attention.q_norm),
-            k=norm(store, attention.k_norm),
-            q_of=linear(store, attention.q, precision),
-            k_of=linear(store, attention.k, precision),
-            v_of=linear(store, attention.v, precision),
-            out=linear(store, attention.o, precision),
-        )
-        feed: Any = block.feedforward
-        if feed is not None:
-            if isinstance(block, SequentialBlock):
-                made.feedforward = norm(store, block.norm_feedforward)
-            made.up, made.down = linear(store, feed.up, precision), linear(store, feed.down, precision)
-            if hasattr(feed, "gate"):
-                made.gate = linear(store, feed.gate, precision)
-        return made
+def unsupported_config(config: ModelConfig) -> str | None:
+    """Return why generation cannot use the CPU kernels for a model of this config, or None if it can."""
+    is_decoder = isinstance(config, DecoderConfig)
+    return unsupported_model(config) if is_decoder else "only decoder-only models have decode kernels"
 
 
-_PACKED: "weakref.WeakKeyDictionary[DecoderLM, dict[str, tuple[Any, Weights]]]" = weakref.WeakKeyDictionary()
-
-
-LONG = 200
-"""Tokens after which the weights of a model are moved to huge pages. For GPT-2 small this costs 1.2 s and saves 3 ms
-per token: a model that has decoded 200 tokens will probably decode 400 more."""
-_EXPECTED: "weakref.WeakKeyDictionary[DecoderLM, int]" = weakref.WeakKeyDictionary()
-
-
-def settle(model: DecoderLM, tokens: int) -> bool:
-    """Move the weights of a model to huge pages once it has been used for long enough; return whether that was now.
-
-    Reading half a gigabyte per token through ordinary pages loses a fifth of the memory bandwidth to TLB misses.
-    """
-    before = _EXPECTED.get(model, 0)
-    _EXPECTED[model] = before + tokens
-    if before >= LONG or before + tokens < LONG:
-        return False
-    for first, last in stretches([(p.data_ptr(), p.data_ptr() + p.nbytes) for p in model.parameters()]):
-        collapse(first, last)
-    return True
-
-
-def stretches(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join address ranges that are less than a megabyte apart.
-
-    A matrix of two megabytes seldom contains a whole huge page, but together with its neighbours it does.
-    """
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(pieces):
-        if joined and first - joined[-1][1] < 1 << 20:
-            joined[-1] = joined[-1][0], max(joined[-1][1], last)
-        else:
-            joined.append((first, last))
-    return joined
-
-
-def reads_in_place(model: DecoderLM, precision: Precision) -> bool:
-    """Return whether the kernels read the parameters themselves, and not a converted copy."""
-    return precision == "float32" and all(p.dtype is torch.float32 for p in model.parameters())
-
-
-def weights_of(model: DecoderLM, precision: Precision) -> Weights:
-    """Return the weights for the kernels: converted once per model and precision, and again when a weight changes.
-
-    float16 and bfloat16 weights become float32, which is exact.
-    """
-    if reads_in_place(model, precision):
-        return Weights(model, precision)  # only addresses
-    held = _PACKED.setdefault(model, {})
-    present = fingerprint(model)
-    if precision not in held or held[precision][0] != present:
-        held[precision] = (present, Weights(model, precision))
-    return held[precision][1]
-
-
-def fingerprint(model: DecoderLM) -> tuple[int, ...]:
-    """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (checksum.h).
-
-    All weights are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
-    """
-    held = [parameter.detach().contiguous() for parameter in model.parameters()]
-    ranges = (library.MemoryRange * len(held))(*[library.MemoryRange(p.data_ptr(), p.nbytes) for p in held])
-    checksum = library.load().glass_checksum(ranges, len(ranges), torch.get_num_threads())
-    return (checksum, *(number for p in model.parameters() for number in (p.data_ptr(), p.nbytes)))
+def default_threads(model: DecoderLM | Seq2Seq, rows: int) -> int:
+    """Return the number of threads that decode this many sequences, unless the caller knows better."""
+    is_small = rows <= 4 and 4 * sum(p.numel() for p in model.parameters()) < SMALL
+    return 1 if is_small else max(1, torch.get_num_threads())
 
 
 class NativeDecoder:
-    """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it."""
+    """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it.
+
+    An encoder-decoder reads the prompts with its encoder; the cache then starts from `special.start`.
+    """
 
     owns_threads = True
     """Torch should compute in one thread between the steps: the kernels have threads of their own."""
 
     def __init__(
         self,
-        model: DecoderLM,
+        model: DecoderLM | Seq2Seq,
         rows: int = 1,
         capacity: int | None = None,
         precision: str = "float32",
         threads: int | None = None,
     ):
         cfg = model.config
-        reason = unsupported_config(cfg)
+        reason = unsupported_model(cfg)
         if reason is not None:
             raise library.NativeError(f"{reason}: use engine='torch'.")
         if precision not in KINDS:
@@ -182,20 +62,22 @@ class NativeDecoder:
         if model.device.type != "cpu":
             raise library.NativeError(f"the kernels run on a CPU and the model is on {model.device}: move it.")
         self.library, self.config, self.rows = library.load(), cfg, rows
-        self.threads = threads or max(1, torch.get_num_threads())
+        self.threads = threads or default_threads(model, rows)
         self.capacity = capacity or cfg.max_len or 1024
         if cfg.learned_positions is not None and cfg.max_len is not None:
             self.capacity = min(self.capacity, cfg.max_len)
         known = cast("Precision", precision)
-        self.weights = weights_of(model, known)
         if reads_in_place(model, known):
             settle(model, self.capacity)
-        self.model = library.Model.from_buffer_copy(self.weights.model)
-        self.tables = Store(0)
-        self._set_positions(model)
+        self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)
+        self.model = self.tables.model
         self.keys = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
         self.values = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
+        self.source = model if isinstance(model, Seq2Seq) else None
+        self.encoder = None if self.source is None else NativeEncoder(self.source, precision, self.threads)
+        self.cross = [torch.empty(0)] * 3
+        """Keys and values of what the encoder read, as in the cache, and the lengths."""
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Return the logits after one more token per sequence."""
@@ -212,7 +94,9 @@ class NativeDecoder:
         return logits
 
     def _cache(self) -> library.Cache:
-        return library.Cache(self.keys.data_ptr(), self.values.data_ptr(), self.rows, self.capacity)
+        addresses = [held.data_ptr() for held in (self.keys, self.values, *self.cross)]
+        reach = 0 if self.source is None else self.cross[0].shape[3]
+        return library.Cache(*addresses, self.rows, self.capacity, reach)
 
     def _full(self) -> str:
         return f"the cache holds {self.capacity} tokens and is full: make it larger."
@@ -226,6 +110,8 @@ class NativeDecoder:
         in bfloat16 and 3.8e-4 in int8 (token by token, with activations in float32 or 16 bits: 1.0e-5 and 1.6e-4; int8
         of onnxruntime, with one scale per tensor: 5.8e-4).
         """
+        if self.source is not None:
+            prompts = self._read_sources(prompts)
         rows, last = [], []
         for row, prompt in enumerate(prompts):
             start = int(self.lengths[row])
@@ -263,22 +149,30 @@ class NativeDecoder:
         self.lengths.index_put_((entries[:, 1].long(),), torch.ones_like(entries[:, 1]), accumulate=True)
         return logits
 
+    @torch.no_grad()
+    def _read_sources(self, sources: list[list[int]]) -> list[list[int]]:
+        """Encode the sources, keep the keys and values of cross-attention, and return what the decoder starts from."""
+        assert self.source is not None
+        assert self.encoder is not None
+        start = self.source.config.special.start
+        if start is None:
+            raise library.NativeError("config.special.start is not set: an encoder-decoder needs a first token.")
+        lengths = [len(source) for source in sources]
+        memory = torch.cat(self.encoder.encode(sources)).to(self.source.embed.tokens.weight.dtype)
+        pairs = [block.cross.project_kv(memory[None]) for block in self.source.blocks]  # type: ignore[union-attr, operator]
+        for which in range(2):
+            heads = torch.stack([pair[which][0] for pair in pairs]).float()  # (L, G, tokens of all sources, width)
+            padded = heads.new_zeros(len(heads), len(sources), heads.shape[1], max(lengths), heads.shape[3])
+            for i, one in enumerate(heads.split(lengths, 2)):
+                padded[:, i, :, : lengths[i]] = one
+            self.cross[which] = padded
+        self.cross[2] = torch.tensor(lengths, dtype=torch.int32)
+        return [[start] for _ in sources]
+
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         """Let sequence i continue the present sequence parents[i]."""
         self.keys, self.values = self.keys.index_select(1, parents), self.values.index_select(1, parents)
         self.lengths = self.lengths.index_select(0, parents)
+        if self.source is not None:
+            self.cross = [held.index_select(int(held.dim() > 1), parents) for held in self.cross]
         self.rows = len(parents)
-
-    def _set_positions(self, model: DecoderLM) -> None:
-        """Set the kind of positions, in the order of the enum in model.h, and their tables, as long as the cache."""
-        scheme: Any = model.decoder.position
-        match self.config.position:
-            case c.Learned() | c.Sinusoidal():
-                self.model.position = 1
-            case c.Rotary(pairing=pairing):
-                self.model.position = 2 if pairing == "halves" else 3
-                self.model.rotated = scheme.d_rotated
-            case c.Alibi():
-                self.model.position = 4
-        for name, table in position_tables(model, self.capacity).items():
-            setattr(self.model, name, self.tables.refer(table))

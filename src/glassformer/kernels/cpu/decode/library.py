@@ -1,4 +1,4 @@
-"""The compiled CPU kernels, and the structures that they are called with, field by field as in model.h and rows.h."""
+"""The compiled CPU kernels, and the structures that they are called with, field by field as in the headers."""
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -29,27 +29,40 @@ class Norm(ctypes.Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("centred", c_int32))
 
 
+class Branch(ctypes.Structure):
+    """The norms before and after attention or a feed-forward, and after the sum; without weights: none."""
+
+    _fields_ = (("before", Norm), ("out", Norm), ("after", Norm))
+
+
 class Layer(ctypes.Structure):
     _fields_ = (
-        ("attention", Norm), ("feedforward", Norm), ("q", Norm), ("k", Norm),
-        *((name, Matrix) for name in ("q_of", "k_of", "v_of", "out", "gate", "up", "down")), ("window", c_int32),
+        ("attention", Branch), ("cross", Branch), ("feedforward", Branch), ("q", Norm), ("k", Norm), ("cross_q", Norm),
+        *((name, Matrix) for name in ("q_of", "k_of", "v_of", "out", "cross_q_of", "cross_out", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("cosines", "sines", "sinks", "cross_sinks")),
+        *((name, c_int32) for name in ("window", "rotated", "pairing")),
     )  # fmt: skip
 
 
 class Model(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_value", "d_ff")),
-        *((name, c_int32) for name in ("vocabulary", "placement", "activation", "gated", "position", "rotated")),
-        ("scale", c_float), ("embed_scale", c_float), ("head_scale", c_float),
-        *((name, c_void_p) for name in ("tokens", "position_table", "cosines", "sines", "slopes")),
+        *((name, c_int32) for name in ("vocabulary", "causal", "parallel", "activation", "gated", "qk_over")),
+        ("qk_last", c_int32), ("reach", c_int32),
+        *((name, c_float) for name in ("scale", "embed_scale", "head_scale", "residual_scale")),
+        *((name, c_float) for name in ("softcap", "head_softcap", "clip", "limit", "up_offset")),
+        *((name, c_void_p) for name in ("tokens", "position_table", "biases")),
         ("embedded", Norm), ("last", Norm), ("head", Matrix), ("layer", POINTER(Layer)),
     )  # fmt: skip
 
 
 class Cache(ctypes.Structure):
-    """Keys and values (layers, sequences, kv_heads, capacity, width)."""
+    """Keys and values (layers, sequences, kv_heads, capacity, width), of the sequences and of what an encoder read."""
 
-    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("sequences", c_int32), ("capacity", c_int32))
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "cross_keys", "cross_values", "cross_lengths")),
+        *((name, c_int32) for name in ("sequences", "capacity", "cross_capacity")),
+    )
 
 
 class MemoryRange(ctypes.Structure):
@@ -60,6 +73,7 @@ class MemoryRange(ctypes.Structure):
 
 FUNCTIONS = {
     "glass_step": (None, [POINTER(Model), POINTER(Cache), c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p]),
+    "glass_encode": (None, [POINTER(Model), c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
     "glass_next": (c_int32, [POINTER(Model), POINTER(Cache), c_void_p, c_void_p, c_int32, c_void_p]),
     "glass_multiply": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_void_p]),
     "glass_checksum": (c_uint64, [POINTER(MemoryRange), c_int32, c_int32]),

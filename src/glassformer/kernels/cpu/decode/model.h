@@ -1,31 +1,45 @@
-// The structs of a model as the kernels read it. structures.py mirrors them, and library.load compares the sizes.
+// The structs of a model as the kernels read it. library.py mirrors them, and library.load compares the sizes.
 #pragma once
 #include "pointwise.h"
 
 namespace glass {
 
-enum Placement : int32_t { PRE, POST, PARALLEL };
-enum Position : int32_t { NONE, TABLE, ROTARY_HALF, ROTARY_PAIRS, ALIBI };
+enum NormedPart : int32_t { HEAD, HEADS, ALL };  // what the norm of queries and keys runs over
+enum Pairing : int32_t { HALVES, NEIGHBOURS };   // which components are rotated together
+
+struct Branch {  // x becomes after(x + residual_scale * out(f(before(x)))); a norm with weight null is left out
+    Norm before, out, after;
+};
 
 struct Layer {
-    Norm attention, feedforward, q, k;  // q.weight null: no QK-norm
-    Matrix q_of, k_of, v_of, out, gate, up, down;
-    int32_t window;                     // 0: no window
+    Branch attention, cross, feedforward;
+    Norm q, k, cross_q;  // of queries and keys
+    Matrix q_of, k_of, v_of, out, cross_q_of, cross_out, gate, up, down;  // cross_q_of.rows 0: no cross-attention
+    const float *cosines, *sines, *sinks, *cross_sinks;  // (N, rotated / 2) twice, (H) twice, or null
+    int32_t window, rotated, pairing;                    // 0: no window, no rotation
 };
 
 struct Model {
     int32_t layers, d_model, heads, kv_heads, d_head, d_value, d_ff, vocabulary;
-    int32_t placement, activation, gated, position, rotated;
-    float scale, embed_scale, head_scale;
-    const float *tokens, *position_table, *cosines, *sines, *slopes;  // (V,D), (N,D), (N,rotated/2) twice, (H)
+    int32_t causal, parallel, activation, gated, qk_over, qk_last, reach;
+    float scale, embed_scale, head_scale, residual_scale;
+    float softcap, head_softcap, clip, limit, up_offset;  // 0: none
+    const float *tokens, *position_table;                 // (V,D), (N,D)
+    const float* biases;  // by head and distance (key - query): causal from 1 - reach to 0, otherwise to reach - 1
     Norm embedded, last;  // weight null: no norm
     Matrix head;
     const Layer* layer;
+
+    const float* biases_of(int h, int position) const {  // of head h, by key, for the query at a position; or null
+        return biases ? biases + (long)h * (causal ? reach : 2 * reach - 1) + reach - 1 - position : nullptr;
+    }
 };
 
-struct Cache {        // keys and values: (layers, sequences, kv_heads, capacity, d_head or d_value)
+struct Cache {  // keys and values (layers, sequences, kv_heads, capacity, width); null in an encoder, which keeps none
     float *keys, *values;
-    int32_t sequences, capacity;
+    const float *cross_keys, *cross_values;  // the same with room for `cross_capacity`: of an encoder's output
+    const int32_t* cross_lengths;
+    int32_t sequences, capacity, cross_capacity;
 };
 
 struct Entry {  // a token to be read: its sequence in the cache, and its position there

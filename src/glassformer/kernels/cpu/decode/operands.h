@@ -37,7 +37,7 @@ constexpr bool HAS_BYTES = false;
 inline bool whole(const Matrix& m) { return m.kind == INT8 || m.kind == INT4; }
 
 inline Form form_of(const Matrix& m, int batch) {
-    if (whole(m)) return batch < MANY || !HAS_BYTES ? SPLIT : BYTES;
+    if (whole(m)) return HAS_BYTES && (m.kind == INT4 || batch >= MANY) ? BYTES : SPLIT;
     if (batch < MANY || m.kind != BF16) return FLOATS;
     if (HAS_TILES && m.columns % (2 * TILE) == 0 && may_use_tiles()) return LINES;
     return HAS_PAIRS ? PAIRS : FLOATS;

@@ -168,12 +168,12 @@ def linear(store: Store, module: nn.Linear, precision: Precision) -> Matrix:
     return matrix(store, module.weight, module.bias, precision)
 
 
-def norm(store: Store, module: LayerNorm | RMSNorm | None) -> Norm:
+def norm(store: Store, module: nn.Module | None) -> Norm:
     """Return a norm for the kernels; without weights if there is none."""
-    if module is None:
+    if not isinstance(module, LayerNorm | RMSNorm):
         return Norm()
-    bias = getattr(module, "bias", None)
-    weight, shift = store.refer(module.weight), store.refer(bias)
+    plain = module.weight is not None and not module.offset
+    weight, shift = store.refer(module.weight if plain else module.factor()), store.refer(module.bias)
     return Norm(weight=weight, bias=shift, eps=module.eps, centred=isinstance(module, LayerNorm))
 
 

@@ -5,9 +5,9 @@
 // nothing is summed across lanes, and a matrix is one stream through memory for any number of vectors. A panel stays in
 // the L2 cache while all tiles of vectors are multiplied with it.
 //
-// Few vectors (decoding) keep their precision: bfloat16 weights are widened and multiplied with floats; integer weights
+// Few vectors (decoding) keep their precision: bfloat16 weights are widened and multiplied with floats; int8 weights
 // are multiplied with 16-bit activations, whose rounding error, 1/65024 of the largest of a group, is far below that of
-// the weights. Many vectors (prompts) are limited by multiplications: there, if the processor has the instructions,
+// the weights. For int4 weights, 8 bits are as far below (1/254 to 1/14), at half the work. Many vectors (prompts) are limited by multiplications: there, if the processor has the instructions,
 // bfloat16 is multiplied with bfloat16, and integers with 8-bit activations that have a scale per vector and group of
 // columns. tests/kernels/cpu/decode bounds the error of all of these.
 #pragma once
@@ -223,8 +223,8 @@ inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, cons
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) {
                 floats* at = (floats*)(out[i] + j * LANES);
-                const floats here = to_floats(sums[i][j]) * (load(scales + j * LANES) * x_scales[i]);
-                *at = g ? *at + here : here;
+                const floats scale = load(scales + j * LANES) * x_scales[i];
+                *at = multiply_add(g ? *at : floats{}, to_floats(sums[i][j]), scale);
             }
     }
 }
@@ -243,6 +243,11 @@ inline void store_tile(const Matrix& m, int row, int last, const Vectors& v, int
         store_sums(y + ((long)tile * v.tile + i) * stride + row, out[i], width, false, m.bias ? m.bias + row : nullptr);
 }
 
+template <int KIND, int B>
+inline void tile_times(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
+    v.form == PAIRS || v.form == BYTES ? many_of<KIND, B>(m, row, v, tile, out) : few_of<KIND, B>(m, row, v, tile, out);
+}
+
 template <int KIND>
 inline void multiply_panels(const Matrix& m, int first, int last, const Vectors& v, float* y, long stride) {
     float out[2 * TILE][WIDE];
@@ -258,13 +263,11 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
     for (int row = first; row < last; row += WIDE)
         for (int tile = 0; tile < v.tiles; tile++) {
             switch (v.tile) {
-                case 1: few_of<KIND, 1>(m, row, v, tile, out); break;
-                case 2: few_of<KIND, 2>(m, row, v, tile, out); break;
-                case 4: few_of<KIND, 4>(m, row, v, tile, out); break;
+                case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
+                case 2: tile_times<KIND, 2>(m, row, v, tile, out); break;
+                case 4: tile_times<KIND, 4>(m, row, v, tile, out); break;
                 case 14: many_of<KIND, 14>(m, row, v, tile, out); break;  // only on processors with the instructions
-                default:
-                    if (v.form == PAIRS || v.form == BYTES) many_of<KIND, 8>(m, row, v, tile, out);
-                    else few_of<KIND, 8>(m, row, v, tile, out);
+                default: tile_times<KIND, 8>(m, row, v, tile, out);
             }
             store_tile(m, row, last, v, tile, out, y, stride);
         }

@@ -10,15 +10,15 @@ namespace glass {
 
 constexpr int DEEP = 384;  // columns of a panel that are processed at once: they fit the L1 cache together with 14 vectors
 
-// panel[c - from][r] = row + r, column c of a float32 matrix; rows beyond the last are 0.
-inline void fill_panel(const Matrix& m, int row, int from, int to, float* panel) {
+// panel[c - from][r] = row + r, column c of a float32 matrix whose rows are `pitch` apart; rows beyond the last are 0.
+inline void fill_panel(const Matrix& m, int row, int from, int to, float* panel, long pitch) {
     const int rows = std::min(WIDE, m.rows - row);
-    const float* w = (const float*)m.weights + (long)row * m.columns;
+    const float* w = (const float*)m.weights + row * pitch;
     int c = from;
     for (; rows == WIDE && c + LANES <= to; c += LANES)
-        for (int r = 0; r < WIDE; r += LANES) transpose_square(w + (long)r * m.columns + c, m.columns, panel + (c - from) * WIDE + r, WIDE);
+        for (int r = 0; r < WIDE; r += LANES) transpose_square(w + r * pitch + c, pitch, panel + (c - from) * WIDE + r, WIDE);
     for (; c < to; c++)
-        for (int r = 0; r < WIDE; r++) panel[(c - from) * WIDE + r] = r < rows ? w[(long)r * m.columns + c] : 0.0f;
+        for (int r = 0; r < WIDE; r++) panel[(c - from) * WIDE + r] = r < rows ? w[r * pitch + c] : 0.0f;
 }
 
 // to[0..width) = 32 sums (+ bias), or added to what is there.
@@ -89,7 +89,7 @@ inline void multiply_floats(const Matrix& m, int first, int last, const Vectors&
         const float* bias = m.bias ? m.bias + row : nullptr;
         for (int from = 0; from < m.columns; from += deep) {
             const int depth = std::min(deep, m.columns - from);
-            m.kind == F32 ? fill_panel(m, row, from, from + depth, panel.data()) : widen(m, row, panel.data());
+            m.kind == F32 ? fill_panel(m, row, from, from + depth, panel.data(), m.columns) : widen(m, row, panel.data());
             const bool more = from + deep < m.columns;
             const long next = more ? row : row + WIDE < last ? row + WIDE : next_row;
             const float* ahead = (const float*)m.weights + next * m.columns + (more ? from + deep : 0);

@@ -4,7 +4,7 @@
 
 namespace glass {
 
-enum Activation : int32_t { RELU, GELU, GELU_TANH, SILU, RELU2, TANH };
+enum Activation : int32_t { RELU, GELU, GELU_TANH, SILU, RELU2, TANH, QUICK_GELU };
 
 struct Norm {
     const float *weight, *bias;
@@ -26,7 +26,8 @@ inline void activate(int kind, float* x, int n) {
         case GELU_TANH: return apply(x, n, [](floats v) { return v * tanh_gate(v).value; });
         case SILU: return apply(x, n, [](floats v) { return v / (1 + exponential(-v)); });
         case RELU2: return apply(x, n, [](floats v) { return v > 0 ? v * v : floats{}; });
-        default: return apply(x, n, [](floats v) { return 2 / (1 + exponential(-2 * v)) - 1; });
+        case TANH: return apply(x, n, [](floats v) { return 2 / (1 + exponential(-2 * v)) - 1; });
+        default: return apply(x, n, [](floats v) { return v / (1 + exponential(-1.702f * v)); });
     }
 }
 
@@ -40,8 +41,8 @@ inline void normalize(const Norm& norm, const float* x, int n, float* y) {
         for (int i = 0; i < n; i++) y[i] = y[i] * inverse * norm.weight[i];
 }
 
-// w[0..n) become exp(scale * w - largest); returns their sum.
-inline float softmax_numerators(float* w, int n, float scale) {
+// w[0..n) become exp(scale * w - largest); returns their sum. `sink` is one more score in the largest and in the sum.
+inline float softmax_numerators(float* w, int n, float scale, float sink = -INFINITY) {
     const int whole = n / LANES * LANES;
     const floats last = whole < n ? load_some(w + whole, n - whole, -INFINITY) * scale : floats{} - INFINITY;
     floats top = last;
@@ -49,13 +50,13 @@ inline float softmax_numerators(float* w, int n, float scale) {
         const floats here = load(w + i) * scale;
         top = here > top ? here : top;
     }
-    const float highest = max_lanes(top);
+    const float highest = std::max(max_lanes(top), sink);
     floats sum = {};
     for (int i = 0; i < whole; i += LANES) {
         const floats here = exponential(load(w + i) * scale - highest);
         store(w + i, here), sum += here;
     }
-    float rest = sum_lanes(sum);
+    float rest = sum_lanes(sum) + (sink > -INFINITY ? std::exp(sink - highest) : 0.0f);
     if (whole < n) {
         store_some(w + whole, n - whole, exponential(last - highest));
         for (int i = whole; i < n; i++) rest += w[i];

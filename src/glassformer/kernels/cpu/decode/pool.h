@@ -18,6 +18,10 @@ inline void pause() {
 #endif
 }
 
+// One round of waiting. A thread that is not running cannot arrive: the processor is yielded if the wait is long, which
+// it is only where other programs compete for the cores (2,000 rounds are some 40 microseconds).
+inline void relax(long spins) { spins < 2000 ? pause() : std::this_thread::yield(); }
+
 struct Barrier {
     int n;
     std::atomic<int> waiting{0}, round{0};
@@ -29,9 +33,7 @@ struct Barrier {
             round.store(now + 1, std::memory_order_release);
             return;
         }
-        // a thread that is not running cannot arrive: yield the processor if the wait is long
-        for (long spins = 0; round.load(std::memory_order_acquire) == now; spins++)
-            spins < 20000 ? pause() : std::this_thread::yield();
+        for (long spins = 0; round.load(std::memory_order_acquire) == now; spins++) relax(spins);
     }
 };
 
@@ -46,7 +48,7 @@ class Pool {
 
     void serve(int t, long seen) {
         for (;;) {
-            for (long spins = 0; round.load(std::memory_order_acquire) == seen && spins < 40000; spins++) pause();
+            for (long spins = 0; round.load(std::memory_order_acquire) == seen && spins < 20000; spins++) relax(spins);
             if (round.load(std::memory_order_acquire) == seen) {
                 std::unique_lock<std::mutex> lock(mutex);
                 wake.wait(lock, [&] { return round.load() != seen; });
@@ -73,8 +75,7 @@ public:
         }
         wake.notify_all();
         body(0);
-        for (long spins = 0; done.load(std::memory_order_acquire) < (long)workers.size(); spins++)
-            spins < 20000 ? pause() : std::this_thread::yield();
+        for (long spins = 0; done.load(std::memory_order_acquire) < (long)workers.size(); spins++) relax(spins);
     }
 };
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -122,20 +122,37 @@ def write_gguf(
     model: GgufModel, path: Path, quantization: Quantization, vocabulary: Vocabulary, name: str
 ) -> dict[str, str]:
     """Write a GGUF file, and return the type of each tensor in it."""
+    has_output = any(entry[0] == "output.weight" for entry in model.entries())
+    file_type = FILE_TYPES.get(quantization, f"MOSTLY_{quantization.upper()}")
+
+    def kind_of(full: str, shape: tuple[int, ...], exact: bool) -> str:
+        return _type(full, shape, exact, quantization, has_output)
+
+    return write_tensors(model, path, kind_of, vocabulary, name, file_type)
+
+
+def write_tensors(
+    model: GgufModel,
+    path: Path,
+    kind_of: Callable[[str, tuple[int, ...], bool], str],
+    vocabulary: Vocabulary,
+    name: str,
+    file_type: str | None = None,
+) -> dict[str, str]:
+    """Write a GGUF file whose tensors have the types `kind_of(name, shape, exact)`, which are returned."""
     gguf = library()
     writer = gguf.GGUFWriter(path, model.architecture.name)
     writer.add_name(name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    file_type = FILE_TYPES.get(quantization, f"MOSTLY_{quantization.upper()}")
-    writer.add_file_type(int(gguf.LlamaFileType[file_type]))
+    if file_type is not None:
+        writer.add_file_type(int(gguf.LlamaFileType[file_type]))
     for key, value in {**model.metadata, **vocabulary.metadata}.items():
         _add(writer, key, value)
     entries = list(model.entries())
-    has_output = any(entry[0] == "output.weight" for entry in entries)
     types = {}
     for full, names, row in entries:
         shape = _shape(model, names, row)
-        types[full] = kind = _type(full, shape, row, quantization, has_output)
+        types[full] = kind = kind_of(full, shape, row.exact)
         quant = gguf.GGMLQuantizationType[kind]
         if kind in ("F32", "F16"):
             dtype = np.dtype(np.float32 if kind == "F32" else np.float16)
@@ -174,10 +191,10 @@ def _shape(model: GgufModel, names: tuple[str, ...], row: Name) -> tuple[int, ..
     return (len(names), *shape) if "{j}" in row.hf else shape
 
 
-def _type(full: str, shape: tuple[int, ...], row: Name, quantization: Quantization, has_output: bool) -> str:
+def _type(full: str, shape: tuple[int, ...], exact: bool, quantization: Quantization, has_output: bool) -> str:
     """Return the type of a tensor. Vectors and tensors that must stay exact are float32, as in llama.cpp."""
     gguf = library()
-    if len(shape) == 1 or row.exact:
+    if len(shape) == 1 or exact:
         return "F32"
     if quantization in SMALL and full == ("output.weight" if has_output else "token_embd.weight"):
         quantization = "q8_0"

@@ -1,0 +1,229 @@
+"""A stack of blocks as the kernels read it: which configs they support, its weights, and its position tables."""
+
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.config.model import PARALLEL
+from glassformer.kernels import decode_support
+from glassformer.kernels.cpu.decode import library
+from glassformer.kernels.cpu.decode.pack import Precision, Store, collapse, linear, matrix, norm, room
+from glassformer.kernels.registry import Rule, any_values, unsupported_field
+from glassformer.model import DecoderLM, EncoderLM, Seq2Seq
+from glassformer.model.block import ParallelBlock, Stack
+from glassformer.model.positions import Learned, NoPosition, Rotary, Sinusoidal, sinusoids
+
+Model = DecoderLM | EncoderLM | Seq2Seq
+ACTIVATIONS = (*decode_support.ACTIVATIONS, "quick_gelu")
+"""In the order of their numbers in pointwise.h."""
+NORMED_PARTS = ("head", "heads", "all")
+
+
+def _rotates_or_not(kinds: tuple[c.LayerKind, ...]) -> bool:
+    """Whether layers differ in their rotary positions alone, none of which changes its frequencies with the length."""
+    scalings = [getattr(kind.position, "scaling", None) for kind in kinds]
+    return all(kind.feedforward is None for kind in kinds) and not any(isinstance(s, c.LongScaling) for s in scalings)
+
+
+ALLOWED: dict[str, Rule] = {
+    **decode_support.ALLOWED,
+    **any_values("first_norm residual_scale shared_blocks placement norm.weight norm.offset"),
+    "layer_kinds": _rotates_or_not,
+    "attention.qk_norm": {None, "layer_norm", "rms_norm"},
+    **any_values("attention.qk_norm.eps attention.qk_norm.bias attention.qk_norm.weight attention.qk_norm.offset"),
+    **any_values("attention.qk_norm_over attention.qk_norm_after_rotation attention.clip attention.softcap"),
+    **any_values(
+        "attention.sinks embedding.norm head.softcap feedforward.limit feedforward.up_offset feedforward.down_bias"
+    ),
+    "feedforward": {"dense", "gated", "none"},
+    "feedforward.activation": ACTIVATIONS,
+    "position": {"none", "learned", "sinusoidal", "rotary", "alibi", "t5_bias"},
+    "position.rounded": {False},
+    "score_bias": {None, "t5_bias"},
+    **any_values("position.scale position.buckets position.max_distance score_bias.buckets score_bias.max_distance"),
+}
+"""The config fields that the CPU kernels implement."""
+ALLOWED_IN_SEQ2SEQ: dict[str, Rule] = {**ALLOWED, **any_values("n_encoder_layers")}
+ALLOWED_IN_ENCODERS: dict[str, Rule] = {
+    **ALLOWED,
+    **any_values("pooler embedding.n_segments embedding.width embedding.project embedding.project_bias"),
+    "head": {None, "Head"},
+    **any_values("head.transform head.width head.transform_bias"),
+}
+"""torch computes the embedding and the head of an encoder."""
+
+
+def unsupported_config(config: c.ModelConfig) -> str | None:
+    """Return why the CPU kernels cannot run a model of this config, or None if they can."""
+    if isinstance(config, c.EncoderConfig):
+        return unsupported_field(config, ALLOWED_IN_ENCODERS)
+    return unsupported_field(config, ALLOWED_IN_SEQ2SEQ if isinstance(config, c.Seq2SeqConfig) else ALLOWED)
+
+
+class Weights:
+    """A stack as the kernels read it: structures with pointers to its parameters, or to a packed copy of them."""
+
+    def __init__(self, model: Model, stack: Stack, precision: Precision):
+        cfg, feed, head = model.config, model.config.feedforward, model.head
+        self.precision: Precision = precision
+        self.store = Store(room([p for p in model.parameters() if p.dim() == 2], precision))
+        attention, layers = cfg.attention, stack.layers
+        self.model = library.Model(
+            layers=len(layers), d_model=cfg.d_model, heads=cfg.n_heads, kv_heads=cfg.n_kv_heads, d_head=cfg.d_head,
+            d_value=cfg.d_value, d_ff=cfg.d_ff, vocabulary=cfg.vocab_size, causal=stack.causal,
+            parallel=cfg.placement in PARALLEL, activation=ACTIVATIONS.index(getattr(feed, "activation", "relu")),
+            gated=isinstance(feed, c.Gated), limit=getattr(feed, "limit", None) or 0,
+            up_offset=getattr(feed, "up_offset", 0), qk_over=NORMED_PARTS.index(attention.qk_norm_over),
+            qk_last=attention.qk_norm_after_rotation, scale=cfg.scale, softcap=attention.softcap or 0,
+            clip=attention.clip or 0, residual_scale=cfg.residual_scale, embed_scale=cfg.embedding.scale,
+            embedded=norm(self.store, stack.embed_norm), last=norm(self.store, stack.norm),
+        )  # fmt: skip
+        made = {id(block): self._layer(block) for block in stack.blocks}  # several layers may share one
+        self.layers = (library.Layer * len(layers))(*(made[id(block)] for block in layers))
+        for layer, window in zip(self.layers, stack.windows, strict=True):
+            layer.window = window or 0
+        self.model.layer = ctypes.cast(self.layers, ctypes.POINTER(library.Layer))
+        if stack.causal and head is not None:
+            self.model.tokens = self.store.refer(model.embed.tokens.weight)
+            self.model.head_scale, self.model.head_softcap = head.scale, head.softcap or 0
+            table = model.embed.tokens.weight if head.weight is None else head.weight
+            self.model.head = matrix(self.store, table, head.bias, precision)
+
+    def _layer(self, block: Any) -> library.Layer:
+        store, precision, feed, cross = self.store, self.precision, block.feedforward, block.cross
+        made = library.Layer(
+            attention=self._branch(block, "attention"), cross=self._branch(block, "cross"),
+            feedforward=self._branch(block, "feedforward"),
+            q=norm(store, block.attention.q_norm), k=norm(store, block.attention.k_norm),
+            q_of=linear(store, block.attention.q, precision), k_of=linear(store, block.attention.k, precision),
+            v_of=linear(store, block.attention.v, precision), out=linear(store, block.attention.o, precision),
+            sinks=store.refer(block.attention.sinks),
+        )  # fmt: skip
+        if cross is not None:
+            made.cross_q, made.cross_sinks = norm(store, cross.q_norm), store.refer(cross.sinks)
+            made.cross_q_of, made.cross_out = linear(store, cross.q, precision), linear(store, cross.o, precision)
+        if feed is not None:
+            made.up, made.down = linear(store, feed.up, precision), linear(store, feed.down, precision)
+            if hasattr(feed, "gate"):
+                made.gate = linear(store, feed.gate, precision)
+        return made
+
+    def _branch(self, block: Any, name: str) -> library.Branch:
+        """Return where the norms of a branch are."""
+        own = block.norm if isinstance(block, ParallelBlock) else getattr(block, f"norm_{name}")
+        first = norm(self.store, own)
+        match block.placement:
+            case "post":
+                return library.Branch(after=first)
+            case "after":
+                return library.Branch(out=first)
+            case "sandwich":
+                return library.Branch(before=first, out=norm(self.store, getattr(block, f"norm_{name}_out")))
+            case _:
+                return library.Branch(before=first)
+
+
+class Tables:
+    """A copy of a stack's structures with the tables of its positions, as long as a capacity in tokens."""
+
+    def __init__(self, weights: Weights, stack: Stack, capacity: int):
+        self.weights, self.store, self.capacity = weights, Store(0), capacity
+        self.model = library.Model.from_buffer_copy(weights.model)
+        self.layers = (library.Layer * len(weights.layers)).from_buffer_copy(weights.layers)
+        self.model.layer = ctypes.cast(self.layers, ctypes.POINTER(library.Layer))
+        positions = torch.arange(capacity)
+        match stack.position if stack.causal else None:  # torch adds the positions of an encoder
+            case Learned() as table:
+                self.model.position_table = self.store.refer(table.weight.detach()[table.offset :])
+            case Sinusoidal() as waves:
+                self.model.position_table = self.store.refer(sinusoids(positions, self.model.d_model, waves.spec))
+        rotations: dict[int, tuple[int | None, int | None]] = {}
+        for i, layer in enumerate(self.layers):
+            scheme = stack.scheme(i)
+            if isinstance(scheme, Rotary):
+                if id(scheme) not in rotations:
+                    cosines, sines = scheme.table(positions, torch.float32)
+                    rotations[id(scheme)] = self.store.refer(cosines), self.store.refer(sines)
+                layer.cosines, layer.sines = rotations[id(scheme)]
+                layer.rotated, layer.pairing = scheme.d_rotated, scheme.spec.pairing == "interleaved"
+        self.model.biases, self.model.reach = self.store.refer(biases(stack, capacity)), capacity
+
+
+def biases(stack: Stack, capacity: int) -> Tensor | None:
+    """Return what the positions add to the scores, by head and distance: (H,N) if causal, otherwise (H,2N-1)."""
+    queries = torch.tensor([[capacity - 1]])
+    keys = torch.arange(capacity if stack.causal else 2 * capacity - 1)[None]
+    schemes: list[NoPosition] = [s for s in (stack.position, stack.score_bias) if s is not None and s.has_bias]
+    made = [scheme.bias(queries, keys, torch.float32) for scheme in schemes]
+    return None if not made else torch.stack([bias for bias in made if bias is not None]).sum(0)[0, :, 0]
+
+
+_PACKED: "weakref.WeakKeyDictionary[Model, dict[tuple[str, str], tuple[Any, Weights]]]" = weakref.WeakKeyDictionary()
+
+
+LONG = 200
+"""Tokens after which the weights of a model are moved to huge pages. For GPT-2 small this costs 1.2 s and saves 3 ms
+per token: a model that has decoded 200 tokens will probably decode 400 more."""
+_EXPECTED: "weakref.WeakKeyDictionary[Model, int]" = weakref.WeakKeyDictionary()
+
+
+def settle(model: Model, tokens: int) -> bool:
+    """Move the weights of a model to huge pages once it has been used for long enough; return whether that was now.
+
+    Reading half a gigabyte per token through ordinary pages loses a fifth of the memory bandwidth to TLB misses.
+    """
+    before = _EXPECTED.get(model, 0)
+    _EXPECTED[model] = before + tokens
+    if before >= LONG or before + tokens < LONG:
+        return False
+    for first, last in stretches([(p.data_ptr(), p.data_ptr() + p.nbytes) for p in model.parameters()]):
+        collapse(first, last)
+    return True
+
+
+def stretches(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join address ranges that are less than a megabyte apart.
+
+    A matrix of two megabytes seldom contains a whole huge page, but together with its neighbours it does.
+    """
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(pieces):
+        if joined and first - joined[-1][1] < 1 << 20:
+            joined[-1] = joined[-1][0], max(joined[-1][1], last)
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def reads_in_place(model: Model, precision: Precision) -> bool:
+    """Return whether the kernels read the parameters themselves, and not a converted copy."""
+    return precision == "float32" and all(p.dtype is torch.float32 for p in model.parameters())
+
+
+def weights_of(model: Model, precision: Precision, stack: str = "decoder") -> Weights:
+    """Return the weights for the kernels: converted once per model and precision, and again when a weight changes.
+
+    float16 and bfloat16 weights become float32, which is exact.
+    """
+    if reads_in_place(model, precision):
+        return Weights(model, getattr(model, stack), precision)  # only addresses
+    held = _PACKED.setdefault(model, {})
+    present, key = fingerprint(model), (stack, precision)
+    if key not in held or held[key][0] != present:
+        held[key] = (present, Weights(model, getattr(model, stack), precision))
+    return held[key][1]
+
+
+def fingerprint(model: Model) -> tuple[int, ...]:
+    """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (checksum.h).
+
+    All weights are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
+    """
+    held = [parameter.detach().contiguous() for parameter in model.parameters()]
+    ranges = (library.MemoryRange * len(held))(*[library.MemoryRange(p.data_ptr(), p.nbytes) for p in held])
+    checksum = library.load().glass_checksum(ranges, len(ranges), torch.get_num_threads())
+    return (checksum, *(number for p in model.parameters() for number in (p.data_ptr(), p.nbytes)))

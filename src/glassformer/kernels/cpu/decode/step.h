@@ -1,0 +1,303 @@
+// A pass of some tokens through all layers of a decoder or an encoder.
+//
+// All threads go through the layers together. With few tokens, each thread has its own copy of the residual stream of
+// every token and computes some rows of each matrix; results are exchanged through one shared buffer and a barrier. The
+// definition is glassformer.model; tests/kernels/cpu/decode compares the two.
+#pragma once
+#include "attention.h"
+#include "schedule.h"
+
+namespace glass {
+
+struct Step {
+    static constexpr int SPREAD = 16;  // from this many entries on, each thread has the residual stream of some of them only
+    enum { Q, K, V, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, PRODUCTS };
+    const Model& m;
+    Cache& cache;
+    const Entry* entries;
+    const int count, threads;
+    const bool split;      // true: each thread has the residual stream of its share of the entries; false: of all entries
+    const float* given = nullptr;      // embeddings (count, D) in place of those of the tokens, or null
+    float* states = nullptr;           // where the last hidden states (count, D) are written, or null
+    const int32_t* wanted = nullptr;   // indices of the entries whose logits are computed
+    int asked = 0;
+    float* logits = nullptr;
+    Barrier barrier;
+    std::vector<std::atomic<int>> taken;  // number of chunks of each matmul that threads have taken, beyond the first chunk of each
+    std::vector<int> ends;                // by entry: where its run ends, consecutive entries of one sequence
+    Scratch& scratch;
+    const long model_pitch, qkv_pitch, mixed_pitch, hidden_pitch;
+    float *qkv, *mixed, *first, *second, *hidden, *gates = nullptr, *stream = nullptr, *normed = nullptr;
+
+    Step(const Model& m, Cache& cache, const Entry* entries, int count, int threads, Scratch& scratch)
+        : m(m), cache(cache), entries(entries), count(count), threads(threads), split(count >= SPREAD || !m.causal),
+          taken(m.layers * PRODUCTS + 1), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
+          qkv_pitch(padded_stride(m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value))),
+          mixed_pitch(padded_stride(m.heads * m.d_value)), hidden_pitch(padded_stride(m.d_ff)) {
+        barrier.n = threads;
+        scratch.used = 0;
+        for (int i = count - 1; i >= 0; i--) {
+            const bool more = i + 1 < count && entries[i + 1].sequence == entries[i].sequence &&
+                              entries[i + 1].position == entries[i].position + 1;
+            ends[i] = more ? ends[i + 1] : i + 1;
+        }
+        qkv = scratch.need(scratch.qkv, count * qkv_pitch);
+        mixed = scratch.need(scratch.mixed, count * mixed_pitch);
+        first = scratch.need(scratch.first, count * model_pitch), second = scratch.need(scratch.second, count * model_pitch);
+        hidden = scratch.need(scratch.hidden, count * hidden_pitch);
+        if (m.gated) gates = scratch.need(scratch.gates, count * hidden_pitch);
+        if (split) stream = scratch.need(scratch.stream, count * model_pitch);
+        if (split) normed = scratch.need(scratch.normed, count * model_pitch);
+        if (m.layers) {  // matrices with the same number of columns have the same kind
+            const Layer& layer = m.layer[0];
+            scratch.narrow.shape(layer.q_of, count, threads), scratch.mixes.shape(layer.out, count, threads);
+            scratch.wide.shape(layer.down, count, threads);
+        }
+    }
+
+    void ask(const int32_t* entries_, int n, float* to) {  // the logits of n entries are wanted
+        wanted = entries_, asked = n, logits = to;
+        scratch.head_input.shape(m.head, n, threads);
+    }
+
+    void run(int t) {
+        std::vector<float> own((split ? 0 : count * model_pitch * 2) + LANES);
+        float *x = split ? stream : cache_aligned(own.data()), *normed = split ? this->normed : x + count * model_pitch;
+        embed(t, x);
+        for (int l = 0; l < m.layers; l++) block(t, l, x, normed);
+        if (states)
+            for (int b = share_of(t); b < share_of(t + 1); b++) {
+                float* to = states + (long)b * m.d_model;
+                std::memcpy(to, x + b * model_pitch, m.d_model * sizeof(float));
+                if (m.last.weight) normalize(m.last, to, m.d_model, to);
+            }
+        if (asked) sync_if_split(), predict(t, x);
+    }
+
+private:
+    void matmul(int t, int product, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
+        for_row_chunks(t, threads, taken[product], w, count, [&](int first, int last, int next_row) {
+            multiply(w, first, last, x, pitch, v, y, stride, next_row);
+        });
+    }
+    const Vectors& take(int t, Prepared& prepared, const float* x, long pitch) {
+        return prepared.take(t, threads, x, pitch, barrier);
+    }
+
+    // the entries whose residual stream thread t has
+    int share_of(int t) const { return (int)((long)count * t / threads); }
+    int begin(int t) const { return split ? share_of(t) : 0; }
+    int end(int t) const { return split ? share_of(t + 1) : count; }
+    void sync_if_split() { if (split) barrier.wait(); }
+
+    float* q_of(int i) { return qkv + i * qkv_pitch; }
+    float* k_of(int i) { return q_of(i) + m.heads * m.d_head; }
+    float* v_of(int i) { return k_of(i) + m.kv_heads * m.d_head; }
+    long place(int layer, int sequence, int g, int capacity) const {
+        return (((long)layer * cache.sequences + sequence) * m.kv_heads + g) * capacity;
+    }
+
+    View view_of(int i, int g, int layer) {  // what entry i attends to: its sequence in the cache, or in this pass
+        if (!cache.keys) {
+            const int start = i - entries[i].position;
+            return {k_of(start) + g * m.d_head, v_of(start) + g * m.d_value, qkv_pitch, qkv_pitch};
+        }
+        const long at = place(layer, entries[i].sequence, g, cache.capacity);
+        return {cache.keys + at * m.d_head, cache.values + at * m.d_value, m.d_head, m.d_value};
+    }
+
+    void visible(int i, const Layer& layer, int& from, int& end) const {  // the keys that entry i attends to
+        const int position = entries[i].position, window = layer.window;
+        const int length = m.causal ? position + 1 : position + ends[i] - i;
+        from = window ? std::max(0, position + 1 - window) : 0;
+        end = window ? std::min(length, position + window) : length;
+    }
+
+    void norm_whole(int t, const Norm& q, const Norm* k) {  // norms over all heads of an entry
+        if (!q.weight || m.qk_over != ALL) return;
+        for (int i = t; i < count; i += threads) {
+            normalize(q, q_of(i), m.heads * m.d_head, q_of(i));
+            if (k) normalize(*k, k_of(i), m.kv_heads * m.d_head, k_of(i));
+        }
+        barrier.wait();
+    }
+
+    void keep(int i, int g, int index) {  // the key and value of entry i, written to the cache if there is one
+        const Layer& layer = m.layer[index];
+        float *k = k_of(i) + g * m.d_head, *v = v_of(i) + g * m.d_value;
+        prepare_head(m, layer, layer.k, g, k, entries[i].position, true);
+        clip(v, m.d_value, m.clip);
+        if (!cache.keys) return;
+        const long at = place(index, entries[i].sequence, g, cache.capacity) + entries[i].position;
+        std::memcpy(cache.keys + at * m.d_head, k, m.d_head * sizeof(float));
+        std::memcpy(cache.values + at * m.d_value, v, m.d_value * sizeof(float));
+    }
+
+    Head head_of(int h, const float* sinks) const {
+        return {m.d_head, m.d_value, m.scale, m.softcap, sinks ? sinks[h] : -INFINITY};
+    }
+
+    void attend(int t, int index) {
+        const Layer& layer = m.layer[index];
+        norm_whole(t, layer.q, &layer.k);
+        const int G = m.kv_heads, first_head = m.heads * t / threads, last_head = m.heads * (t + 1) / threads;
+        for (int i = begin(t); i < end(t); i++)
+            for (int g = split ? 0 : G * t / threads; g < (split ? G : G * (t + 1) / threads); g++) keep(i, g, index);
+        barrier.wait();
+        std::vector<float> weights(std::max(cache.capacity, count) + WIDE);
+        for (int i = 0; i < count;) {
+            const int end = split ? ends[i] : i + 1;
+            for (int h = first_head; h < last_head; h++) {
+                for (int j = i; j < end; j++) prepare_head(m, layer, layer.q, h, q_of(j) + h * m.d_head, entries[j].position, true);
+                attend_head(i, end, h, index, weights.data(), h + 1 < last_head ? h + 1 : first_head, h + 1 < last_head ? i : end);
+            }
+            i = end;
+        }
+    }
+
+    // Head h of entries i..end. Next, this thread reads the keys of entry next_i for head next_h.
+    void attend_head(int i, int end, int h, int index, float* weights, int next_h, int next_i) {
+        const Layer& layer = m.layer[index];
+        const int sharing = m.heads / m.kv_heads;
+        const Head head = head_of(h, layer.sinks);
+        const View view = view_of(i, h / sharing, index);
+        float* out = mixed + i * mixed_pitch + h * m.d_value;
+        const auto seen = [&](int j, int& from, int& last) { visible(i + j, layer, from, last); };
+        const auto biases = [&](int j) { return m.biases_of(h, entries[i + j].position); };
+        if (m.d_value % WIDE == 0 && end - i >= 4)
+            return attend_run(head, view, end - i, q_of(i) + h * m.d_head, qkv_pitch, seen, biases, out, mixed_pitch);
+        const float* next = split || next_i == count ? nullptr : view_of(next_i, next_h / sharing, index).keys;
+        for (int j = 0; j < end - i; j++) {
+            int from, last;
+            seen(j, from, last);
+            attend_one(head, view, q_of(i + j) + h * m.d_head, from, last, biases(j), weights, out + j * mixed_pitch, next);
+        }
+    }
+
+    void attend_memory(int t, int index) {  // over the output of an encoder
+        const Layer& layer = m.layer[index];
+        norm_whole(t, layer.cross_q, nullptr);
+        std::vector<float> weights(cache.cross_capacity + WIDE);
+        for (int i = 0; i < count; i++)
+            for (int h = m.heads * t / threads; h < m.heads * (t + 1) / threads; h++) {
+                const int sequence = entries[i].sequence;
+                const long at = place(index, sequence, h / (m.heads / m.kv_heads), cache.cross_capacity);
+                const View view{cache.cross_keys + at * m.d_head, cache.cross_values + at * m.d_value, m.d_head, m.d_value};
+                float* q = q_of(i) + h * m.d_head;
+                prepare_head(m, layer, layer.cross_q, h, q, 0, false);
+                attend_one(head_of(h, layer.cross_sinks), view, q, 0, cache.cross_lengths[sequence], nullptr, weights.data(),
+                           mixed + i * mixed_pitch + h * m.d_value, nullptr);
+            }
+    }
+
+    void norm_rows(int t, const Norm& norm, const float* x, float* y) {
+        for (int b = begin(t); b < end(t); b++) normalize(norm, x + b * model_pitch, m.d_model, y + b * model_pitch);
+    }
+
+    // The input of a branch: the stream, or its norm.
+    const float* enter(int t, const Branch& branch, float* x, float* normed) {
+        if (branch.before.weight) norm_rows(t, branch.before, x, normed);
+        sync_if_split();
+        return branch.before.weight ? normed : x;
+    }
+
+    void leave(int t, const Branch& branch, float* x, float* normed, const float* from) {  // add the result of a branch
+        if (branch.out.weight) norm_rows(t, branch.out, from, normed), from = normed;
+        for (int b = begin(t); b < end(t); b++)
+            for (long i = b * model_pitch; i < b * model_pitch + m.d_model; i++) x[i] += m.residual_scale * from[i];
+        if (branch.after.weight) norm_rows(t, branch.after, x, x);
+    }
+
+    void feed(int t, int l, const float* in, const Vectors& v) {  // up projection, gate and activation
+        const Layer& layer = m.layer[l];
+        for_row_chunks(t, threads, taken[l * PRODUCTS + UP], layer.up, count, [&](int a, int z, int next_row) {
+            multiply(layer.up, a, z, in, model_pitch, v, hidden, hidden_pitch, next_row);
+            if (m.gated) multiply(layer.gate, a, z, in, model_pitch, v, gates, hidden_pitch, next_row);
+            for (int b = 0; b < count; b++) {
+                float *row = hidden + b * hidden_pitch, *gate = m.gated ? gates + b * hidden_pitch : row;
+                if (m.gated) clip(row + a, z - a, m.limit);
+                if (m.gated && m.limit > 0)
+                    for (int i = a; i < z; i++) gate[i] = std::min(gate[i], m.limit);
+                activate(m.activation, gate + a, z - a);
+                if (m.gated)
+                    for (int i = a; i < z; i++) row[i] = (row[i] + m.up_offset) * gate[i];
+            }
+        });
+    }
+
+    void embed(int t, float* x) {
+        const long D = m.d_model;
+        for (int b = begin(t); b < end(t); b++) {
+            float* to = x + b * model_pitch;
+            if (given) {
+                std::memcpy(to, given + b * D, D * sizeof(float));
+                continue;
+            }
+            const float* token = m.tokens + entries[b].token * D;
+            const float* position = m.position_table ? m.position_table + entries[b].position * D : nullptr;
+            for (int i = 0; i < D; i++) to[i] = token[i] * m.embed_scale + (position ? position[i] : 0.0f);
+            if (m.embedded.weight) normalize(m.embedded, to, D, to);
+        }
+    }
+
+    void project_out(int t, int product, const Matrix& w) {  // the heads of attention, merged
+        barrier.wait();
+        const Vectors& v = take(t, scratch.mixes, mixed, mixed_pitch);
+        matmul(t, product, w, mixed, mixed_pitch, v, first, model_pitch);
+        barrier.wait();
+    }
+
+    void block(int t, int l, float* x, float* normed) {
+        const Layer& layer = m.layer[l];
+        const int at = l * PRODUCTS;
+        const float* in = enter(t, layer.attention, x, normed);
+        const Vectors& v = take(t, scratch.narrow, in, model_pitch);
+        matmul(t, at + Q, layer.q_of, in, model_pitch, v, q_of(0), qkv_pitch);
+        matmul(t, at + K, layer.k_of, in, model_pitch, v, k_of(0), qkv_pitch);
+        matmul(t, at + V, layer.v_of, in, model_pitch, v, v_of(0), qkv_pitch);
+        barrier.wait();
+        attend(t, l);
+        project_out(t, at + OUT, layer.out);
+        if (!m.parallel) leave(t, layer.attention, x, normed, first);
+        if (layer.cross_q_of.rows) {
+            in = enter(t, layer.cross, x, normed);
+            matmul(t, at + CROSS_Q, layer.cross_q_of, in, model_pitch, take(t, scratch.narrow, in, model_pitch), q_of(0), qkv_pitch);
+            barrier.wait();
+            attend_memory(t, l);
+            project_out(t, at + CROSS_OUT, layer.cross_out);
+            leave(t, layer.cross, x, normed, first);
+        }
+        if (!m.d_ff) return;
+        in = enter(t, layer.feedforward, x, normed);
+        feed(t, l, in, take(t, scratch.narrow, in, model_pitch));
+        barrier.wait();
+        const Vectors& wide = take(t, scratch.wide, hidden, hidden_pitch);
+        matmul(t, at + DOWN, layer.down, hidden, hidden_pitch, wide, second, model_pitch);
+        barrier.wait();
+        if (m.parallel) leave(t, layer.attention, x, normed, first);
+        leave(t, layer.feedforward, x, normed, second);
+    }
+
+    void predict(int t, const float* x) {  // the logits of the wanted entries
+        const long D = m.d_model;
+        std::vector<float> head_input(asked * D + LANES);
+        float* last = cache_aligned(head_input.data());
+        for (int i = 0; i < asked; i++) {
+            float* one = last + i * D;
+            std::memcpy(one, x + wanted[i] * model_pitch, D * sizeof(float));
+            if (m.last.weight) normalize(m.last, one, D, one);
+            for (long c = 0; c < D; c++) one[c] *= m.head_scale;
+        }
+        const Vectors& v = take(t, scratch.head_input, last, D);
+        for_row_chunks(t, threads, taken[m.layers * PRODUCTS], m.head, asked, [&](int first, int end, int next_row) {
+            multiply(m.head, first, end, last, D, v, logits, m.vocabulary, next_row);
+            const float cap = m.head_softcap, inverse = 2 / cap;
+            for (int i = 0; cap > 0 && i < asked; i++)
+                apply(logits + (long)i * m.vocabulary + first, end - first,
+                      [=](floats z) { return cap - 2 * cap / (1 + exponential(z * inverse)); });
+        });
+        barrier.wait();
+    }
+};
+
+}  // namespace glass
