@@ -6,7 +6,7 @@ export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 # The tests start many processes. With bytecode files, each of them does not compile the package again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: tour test test-all lint types docs site notebooks release-check clean
+.PHONY: tour test test-all lint types docs site notebooks pictures release-check clean
 
 tour: .venv/installed
 	$(PY) -m glassformer tour
@@ -40,6 +40,10 @@ site: .venv/installed
 # run the notebooks and store their outputs; some minutes
 notebooks: .venv/installed
 	$(PY) notebooks/run.py
+
+# draw the pictures of docs/gallery and docs/images/studio again; some minutes, needs Chromium
+pictures: .venv/installed
+	$(PY) -m tests.docs.pictures
 
 # everything that must hold before a release; the wheel is built, installed and used outside the tree
 release-check: lint types site test-all

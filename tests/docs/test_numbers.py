@@ -21,7 +21,7 @@ def page(name):
 
 def number(pattern, text=README):
     """Return the numbers of the only place that has this pattern."""
-    (found,) = re.findall(pattern, text)
+    (found,) = re.findall(pattern, text, re.MULTILINE)
     return found if isinstance(found, str) else tuple(found)
 
 
@@ -108,6 +108,18 @@ def test_the_numbers_of_the_course():
     assert f"The {len(built_in())} problems" in page("tutorials/teach.md")
     listed = set(re.findall(r"`([\w-]+)`", "".join(cells[1] for cells in rows(page("exercises.md"), "| topic |"))))
     assert listed == set(exercises.ALL)
+
+
+def test_the_numbers_of_the_changelog():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    mistakes = sum(len(exercise.mistakes) for exercise in exercises.ALL.values())
+    assert number(r"(\d+) graded coding exercises with (\d+)", text) == (str(len(exercises.ALL)), str(mistakes))
+    assert number(r"(\d+) problems with drawn numbers", text) == str(len(built_in()))
+    assert number(r"(\d+) diagnoses for any", text) == str(len(TITLES))
+    assert number(r"(\d+) Hugging Face model types", text) == number(r"saves (\d+) Hugging Face")
+    assert number(r"(\d+) claims with derivations", text) == str(len(ALL))
+    listed = {re.match(r"\[(E\d+)", cells[0])[1] for cells in rows(page("errata.md"), "| | source |")}  # E35a is of E35
+    assert number(r"(\d+) errata", text) == number(r"^(\d+) errors in published", page("errata.md")) == str(len(listed))
 
 
 def test_the_version_and_the_citation():

@@ -123,7 +123,7 @@ def roberta_base(**changes: Any) -> ModelConfig:
 
 
 def minilm_l6(**changes: Any) -> ModelConfig:
-    """MiniLM with 6 layers, 22,892,346 parameters with the head of BERT. Wang et al. 2020, section 4; config.json."""
+    """MiniLM with 6 layers, 22,892,346 parameters, pooler and masked-LM head included. Wang et al. 2020; config."""
     return vary(_bert(384, 6, 12, {}), changes)
 
 

@@ -50,3 +50,4 @@ def test_every_kind_of_data_file_is_packed_by_the_settings():
 
 def test_this_python_is_tried():
     assert release.interpreters()
+    assert release.interpreters(["/opt/python3.99"])[-1] == "/opt/python3.99"

@@ -7,7 +7,7 @@ import pytest
 
 from glassformer.theory.course import course
 from glassformer.theory.course.problem import CourseError
-from glassformer.theory.course.sheets import Sheet, Student, export, read_roster, seed_of
+from glassformer.theory.course.sheets import EMPHASIS, Sheet, Student, export, read_roster, seed_of
 from tests.theory.course.class_of_students import execute
 
 IDS = "self-weight, tying-cycle, causal-mask"
@@ -107,3 +107,16 @@ def test_notebooks_run_in_a_kernel(tmp_path):
     assert "self-weight: right." in printed
     assert "tying-cycle: right." in printed
     assert "right: causal_weights() agrees" in printed
+
+
+def test_emphasis_is_kept_and_powers_are_not_emphasis():
+    page = Sheet("S", course().sheet("reversed-sentence"), Student("", 0), False).page()
+    assert "<strong>cannot</strong>" in page
+    assert EMPHASIS.sub(r"<\1>", "a**2 + b**2") == "a**2 + b**2"
+
+
+def test_a_sheet_without_a_roster_names_no_student():
+    cells = Sheet("S", course().sheet("self-weight"), Student("", 0), False).notebook()["cells"]
+    assert "Student" not in "".join(cells[0]["source"])
+    cells = Sheet("S", course().sheet("self-weight"), Student("Ada", 7), False).notebook()["cells"]
+    assert "Student: Ada. Run" in "".join(cells[0]["source"])

@@ -1,9 +1,9 @@
 """Check a release: build wheel and sdist, install them outside the source tree, and use them.
 
-    python -m glassformer.bench.developer.release
+    python -m glassformer.bench.developer.release [--python PATH ...]
 
-`make release-check` runs it after lint, types, the site and all tests. Every Python from 3.11 on that is found is
-tried. Each check prints one line. Exit code 0: everything held.
+`make release-check` runs it after lint, types, the site and all tests. Every Python from 3.11 on that is found on the
+PATH is tried, and each that is named. Each check prints one line. Exit code 0: everything held.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -83,14 +83,14 @@ def build(folder: Path) -> tuple[Path, Path]:
     return wheel, sdist
 
 
-def interpreters() -> list[str]:
-    """Return every supported Python on this machine: this one, and those on the PATH."""
+def interpreters(named: Sequence[str] = ()) -> list[str]:
+    """Return every supported Python on this machine: this one, those on the PATH, and the named ones."""
     found = {f"{sys.version_info.major}.{sys.version_info.minor}": sys.executable}
     for version in VERSIONS:
         path = shutil.which(f"python{version}")  # may be a shim of a version manager that runs nothing
         if path is not None and not subprocess.run([path, "--version"], capture_output=True, check=False).returncode:
             found.setdefault(version, path)
-    return list(found.values())
+    return list(dict.fromkeys([*found.values(), *named]))
 
 
 def use(python: str, package: str, folder: Path) -> Iterator[str]:
@@ -112,19 +112,21 @@ def use(python: str, package: str, folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", action="append", default=[], metavar="PATH", help="Also try this Python.")
+    given = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         wheel, sdist = build(folder)
         print(f"built {wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB) and {sdist.name}")
         checks: list[tuple[str, Iterator[str]]] = [("archives", problems_of(wheel, sdist))]
-        for number, python in enumerate(interpreters()):
+        for number, python in enumerate(interpreters(given.python)):
             for name, package in (
                 ("minimal", str(wheel)),
                 ("studio,theory,hub,export", f"{wheel}[studio,theory,hub,export]"),
             ):
-                checks.append((f"{Path(python).name}, {name}", use(python, package, folder / f"{number}-{name[:7]}")))
+                checks.append((f"{python}, {name}", use(python, package, folder / f"{number}-{name[:7]}")))
         for name, found in checks:
             problems = list(found)
             failed += bool(problems)

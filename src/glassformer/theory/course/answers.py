@@ -165,8 +165,9 @@ class Matrix:
     @property
     def prompt(self) -> str:
         rows, columns = len(self.value), len(self.value[0])
-        form = "1, 2, 3" if rows == 1 else "1 2; 3 4"
-        return f"{columns} numbers ({form})" if rows == 1 else f"a {rows} by {columns} matrix, row after row ({form})"
+        if rows == 1:
+            return f"{columns} numbers ({', '.join(map(str, range(1, columns + 1)))})"
+        return f"a {rows} by {columns} matrix, rows separated by semicolons (1 2; 3 4)"
 
     def read(self, text: str) -> Any:
         found = read_rows(text)

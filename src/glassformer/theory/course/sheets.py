@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,10 +132,9 @@ class Sheet:
         # a teacher's own problems are handed out in a folder next to the notebook
         own = "problems" if any(isinstance(i, Problem) and i.id not in built_in() for i in self.items) else None
         facts = {"sheet": self.title, "student": self.student.name, "seed": self.student.seed}
+        student = f"Student: {self.student.name}. " if self.student.name else ""
         cells = [
-            _cell(
-                "markdown", f"# {self.title}\n\nStudent: {self.student.name or 'any'}. Run the cells in their order."
-            ),
+            _cell("markdown", f"# {self.title}\n\n{student}Run the cells in their order."),
             _cell(
                 "code",
                 "from glassformer.theory.course.notebook import Notebook\n\n"
@@ -161,10 +161,13 @@ class Sheet:
         return {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": cells}
 
 
+EMPHASIS = re.compile(r"(?<!\w)\*\*(\w[^*<]*)\*\*(?!\w)")
+
+
 def _formulas(text: str) -> Markup:
     if text.startswith(" "):  # a table of a coding exercise keeps its lines
         return Markup("{}").format(text)
-    return formulas(text.replace("**", ""))
+    return Markup(EMPHASIS.sub(r"<strong>\1</strong>", str(formulas(text))))
 
 
 def title_of(name: str) -> str:
