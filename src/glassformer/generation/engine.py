@@ -125,9 +125,10 @@ def make_state(model: Model, request: GenerationRequest) -> tuple[DecodeState, I
     call = Call.of(model, request)
     chosen = choose_engine(call, request.engine, request.precision)
     if chosen.kernel is not None:
-        assert isinstance(model, DecoderLM)  # no kernel supports another kind of model
+        assert isinstance(model, DecoderLM | Seq2Seq)  # no kernel of generation supports another kind of model
+        capacity = 1 + request.max_new_tokens if isinstance(model, Seq2Seq) else request.capacity
         try:
-            decoder = chosen.kernel.make(model, len(request.prompts), request.capacity, chosen.precision)
+            decoder = chosen.kernel.make(model, len(request.prompts), capacity, chosen.precision)
             return KernelState(model, decoder, request.prompts, request.prefill_chunk), chosen
         except GlassformerError as error:
             chosen = fall_back(call, request, error)

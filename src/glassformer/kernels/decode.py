@@ -6,14 +6,13 @@ one is used. Its answer depends on the request and the machine, never on what wa
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from glassformer.config import ModelConfig
-from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.decoder import NativeDecoder, unsupported_config
+from glassformer.config import EncoderConfig, ModelConfig
+from glassformer.kernels.cpu.decode import NativeDecoder, library, unsupported_config
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.decode import pack as cuda_pack
 from glassformer.kernels.registry import Kernel
@@ -81,7 +80,7 @@ class DecodeKernel(Kernel):
     """A decode kernel, and how its decoder is made."""
 
     device: Literal["cpu", "cuda"]
-    make: Callable[[DecoderLM, int, int, str], Decoder]
+    make: Callable[[Any, int, int, str], Decoder]
     """Return the decoder of a model for (number of sequences, capacity in tokens, precision), compiled if need be."""
 
 
@@ -99,6 +98,8 @@ def choose_decoder(request: DecodeRequest) -> tuple[DecodeKernel | None, str]:
 
 def supported_on_cpu(request: DecodeRequest) -> str | None:
     """Return why the CPU kernel cannot serve a request, or None if it can."""
+    if isinstance(request.config, EncoderConfig):
+        return "an encoder does not generate text"
     if request.precision not in KINDS:
         return f"the kernels of a CPU have no {request.precision}"
     return _unsupported_state(request) or unsupported_config(request.config) or library.unavailable()
@@ -155,11 +156,11 @@ def _kernel(
     name: str,
     reads: str,
     supports: Callable[[DecodeRequest], str | None],
-    make: Callable[[DecoderLM, int, int, str], Decoder],
+    make: Callable[[Any, int, int, str], Decoder],
     accuracy: str,
     test: str,
 ) -> DecodeKernel:
-    replaces = f"a forward pass of DecoderLM over {reads}, with a cache"
+    replaces = f"a forward pass of a model that generates text over {reads}, with a cache"
     return DecodeKernel(
         f"{device}-{name}", "decode", replaces, supports, accuracy, f"tests/kernels/{test}.py", device, make
     )
