@@ -16,6 +16,7 @@ from glassformer.model import build
 from tests.variants import POSITIONS, decoder, seq2seq
 
 library = pytest.importorskip("glassformer.kernels.cpu.decode.library")
+from glassformer.kernels import decode  # noqa: E402
 from glassformer.kernels.cpu.decode.stack import weights_of  # noqa: E402
 from glassformer.kernels.toolchain import nvrtc  # noqa: E402
 
@@ -55,11 +56,9 @@ def test_every_stored_dtype_gets_the_kernels_and_they_compute_in_float32(able, d
         ({"cache": "windowed"}, "a cache of their own kind, not 'windowed'"),
         ({"dtype": torch.float64}, "float64"),
         ({"config": presets.moe_tiny()}, "feedforward='moe'"),
-        ({"config": seq2seq(), "device": CUDA}, "only decoder-only"),
         ({"device": torch.device("meta")}, "the model is on meta"),
-        ({"device": CUDA, "config": presets.moe_tiny()}, "feedforward='moe'"),
-        ({"device": CUDA, "config": small(), "beams": 2}, "beam search"),
         ({"device": CUDA, "config": small(), "has_draft": True}, "a draft"),
+        ({"device": CUDA, "config": small(), "cache": "windowed"}, "a static cache, not 'windowed'"),
     ],
 )
 def test_auto_falls_back_to_torch_with_a_reason(able, changes, words):
@@ -72,13 +71,31 @@ def test_auto_falls_back_to_torch_with_a_reason(able, changes, words):
             choose_engine(call, "native")
 
 
+def kernel_of(call: Call) -> str:
+    kernel = choose_engine(call).kernel
+    assert kernel is not None
+    return kernel.name
+
+
+def test_every_model_has_a_fast_path_on_a_gpu(able):
+    """A small one the persistent kernel, every other a captured graph."""
+    on_gpu = replace(LONG, device=CUDA)
+    able.setattr(torch.cuda, "is_available", lambda: True)
+    able.setattr("glassformer.kernels.cuda.decode.decoder.unsupported_device", lambda *_: None)
+    assert kernel_of(replace(on_gpu, config=small())) == "cuda-persistent"
+    assert kernel_of(replace(on_gpu, config=small(), sequences=3)) == "cuda-graph"
+    assert kernel_of(replace(on_gpu, config=small(), beams=2)) == "cuda-graph"
+    assert kernel_of(replace(on_gpu, config=small(), dtype=torch.float64)) == "cuda-graph"
+    for config in (presets.moe_tiny(), seq2seq(), presets.qwen3_0_6b(), presets.deepseek_v3(), presets.gpt2_medium()):
+        assert kernel_of(replace(on_gpu, config=config, dtype=torch.bfloat16)) == "cuda-graph"
+
+
 def test_without_a_compiler_or_switched_off_auto_is_torch_and_says_so(able):
     able.setattr(library.cxx, "compiler", lambda: None)
     assert choose_engine(LONG).text() == "torch on cpu in float32 (no C++ compiler was found (c++, g++ or clang++))"
     able.setattr(library.cxx, "compiler", lambda: "c++")
     able.setattr(nvrtc, "is_available", lambda: False)
-    found = choose_engine(replace(LONG, config=small(), device=CUDA))
-    assert (found.engine, found.why) == ("torch", "CUDA's run-time compiler (libnvrtc) was not found")
+    assert kernel_of(replace(LONG, config=small(), device=CUDA)) == "cuda-graph"  # torch's kernels need no compiler
     able.setenv("GLASSFORMER_NATIVE", "0")
     assert choose_engine(LONG).why == "GLASSFORMER_NATIVE=0 is set"
 
@@ -101,7 +118,7 @@ def test_precisions_of_torch(able):
     on_gpu = replace(half, device=CUDA, config=small())
     assert choose_engine(on_gpu, "torch").precision == "float16"
     assert choose_engine(on_gpu).to_dict() | {"why": ""} == {
-        "engine": "native", "device": "cuda", "precision": "float32", "why": ""
+        "engine": "native", "device": "cuda", "precision": "float16", "why": ""
     }  # fmt: skip
     assert choose_engine(replace(on_gpu, dtype=torch.bfloat16)).precision == "bfloat16"
 
@@ -123,9 +140,20 @@ def test_what_cannot_be_is_a_sentence(case):
         generate(build(NANO), [[1, 2]], 3, **settings)
 
 
-def test_a_gpu_has_no_int8():
+def test_weights_in_8_bits_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(decode, "unsupported_device", lambda device: None)
+    llama = replace(LONG, config=presets.llama3_8b(), device=CUDA, dtype=torch.bfloat16)
+    for precision in ("int8", "fp8"):
+        found = choose_engine(llama, "auto", precision)
+        assert (found.engine, found.precision) == ("native", precision)
+        with pytest.raises(ValueError, match="up to 64 sequences"):
+            choose_engine(replace(llama, sequences=65), "auto", precision)
+        with pytest.raises(ValueError, match="d_model=40 is not a multiple of 64"):
+            choose_engine(replace(llama, config=small()), "auto", precision)
     with pytest.raises(ValueError, match="is for CPUs"):
-        choose_engine(replace(LONG, config=small(), device=CUDA), "auto", "int8")
+        choose_engine(llama, "auto", "int4")
+    with pytest.raises(ValueError, match="no fp8"):
+        choose_engine(LONG, "auto", "fp8")
 
 
 def test_kernels_that_cannot_be_compiled_are_replaced_by_torch_or_refused(monkeypatch, tmp_path):
@@ -191,7 +219,7 @@ def test_torch_computes_in_the_precision_that_is_reported():
         assert chosen.precision == str(dtype).removeprefix("torch.")
         with torch.no_grad():
             assert state.start().dtype is dtype
-    assert in_precision(half, choose_engine(Call.of(half, request), "torch", "float16")) is half
+    assert in_precision(half, torch.float16) is half
     assert next(half.parameters()).dtype is torch.float16
 
 

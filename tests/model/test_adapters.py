@@ -159,3 +159,16 @@ def test_one_function_computes_what_its_parts_compute(bias, monkeypatch):
     monkeypatch.setattr(AdaptedLinear, "_is_one_function", lambda self, x: False)
     for ours, parts in zip(found, run(), strict=True):
         torch.testing.assert_close(ours, parts, rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_of_zeros_stays_zero_with_dora():
+    layer = torch.nn.Linear(7, 5, bias=False)
+    with torch.no_grad():
+        layer.weight[2] = 0
+    adapter = Adapter(torch.randn(3, 7), torch.zeros(5, 3), 0.7, layer.weight.detach().norm(dim=1))
+    adapted = AdaptedLinear(layer, adapter, torch.nn.Parameter(adapter.A), 0.0, quantized=False)
+    x = torch.randn(4, 7)
+    torch.testing.assert_close(adapted(x), layer(x))
+    adapted(x).sum().backward()
+    assert all(p.grad.isfinite().all() for p in adapted.parameters() if p.requires_grad)
+    torch.testing.assert_close(adapted.weight, layer.weight.detach())

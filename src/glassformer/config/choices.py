@@ -16,8 +16,8 @@ FloatDtype = Literal["float64", "float32", "bfloat16", "float16"]
 """Dtypes that torch computes in."""
 Engine = Literal["auto", "torch", "native"]
 """Implementations of decoding: torch, or compiled kernels."""
-Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
-"""Formats of the weights while decoding; `auto` is exact."""
+Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4", "fp8"]
+"""Formats of the weights while decoding; `auto` is exact. int8, int4 are for CPUs; int8, fp8 for GPUs."""
 CacheKind = Literal["growing", "static", "windowed"]
 """Kinds of KV caches."""
 TrainingPrecision = Literal["auto", "float32", "bfloat16"]

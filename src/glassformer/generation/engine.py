@@ -16,7 +16,7 @@ from torch import nn
 from glassformer.config import ModelConfig
 from glassformer.errors import GlassformerError
 from glassformer.generation.request import Engine, GenerationRequest, Precision
-from glassformer.generation.state import DecodeState, KernelState, TorchState
+from glassformer.generation.state import CapturedState, DecodeState, KernelState, TorchState
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 WORTH_COMPILING = 32
 """New tokens from which `auto` uses the kernels. Compiling takes about 5 s, once for each machine and version."""
 TORCH_PRECISIONS = ("float32", "bfloat16", "float16")
+QUANTISED = ("int8", "int4", "fp8")
+"""Precisions that only the kernels have."""
 
 
 class EngineError(GlassformerError):
@@ -88,7 +90,7 @@ def choose_engine(call: Call, engine: Engine = "auto", precision: Precision = "a
     sentence says why it cannot be. The environment variable GLASSFORMER_NATIVE=0 makes `auto` choose torch.
 
     A `precision` of `auto` is exact. A CPU computes in float32, whatever the weights are stored in (float64 stays); a
-    GPU computes in the stored dtype, and its kernels read float16 weights as float32.
+    GPU computes in the stored dtype.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"engine={engine!r} is not known: use 'auto', 'torch' or 'native'.")
@@ -98,7 +100,7 @@ def choose_engine(call: Call, engine: Engine = "auto", precision: Precision = "a
         return _torch(call, precision, "requested")
     call = replace(call, precision=_kernel_precision(call) if precision == "auto" else precision)
     kernel, reason = _choose_decoder()(call)
-    only_kernels = call.precision not in TORCH_PRECISIONS
+    only_kernels = call.precision in QUANTISED
     if engine == "auto" and kernel is not None and not only_kernels and (not_worth := _not_worth_it(call)):
         kernel, reason = None, not_worth
     if kernel is not None:
@@ -125,17 +127,39 @@ def make_state(model: Model, request: GenerationRequest) -> tuple[DecodeState, I
     call = Call.of(model, request)
     chosen = choose_engine(call, request.engine, request.precision)
     if chosen.kernel is not None:
-        assert isinstance(model, DecoderLM | Seq2Seq)  # no kernel of generation supports another kind of model
-        capacity = 1 + request.max_new_tokens if isinstance(model, Seq2Seq) else request.capacity
         try:
-            decoder = chosen.kernel.make(model, len(request.prompts), capacity, chosen.precision)
-            return KernelState(model, decoder, request.prompts, request.prefill_chunk), chosen
+            return _kernel_state(model, request, chosen, chosen.kernel), chosen
         except GlassformerError as error:
             chosen = fall_back(call, request, error)
     assert isinstance(model, DecoderLM | Seq2Seq)  # read_prompts refused any other model
-    used = in_precision(model, chosen)
+    used = in_precision(model, getattr(torch, chosen.precision))
     state = TorchState(used, request.prompts, request.max_new_tokens, request.cache, request.prefill_chunk)
     return state, chosen
+
+
+def _kernel_state(
+    model: Model, request: GenerationRequest, chosen: Implementation, kernel: "DecodeKernel"
+) -> DecodeState:
+    if kernel.continues is not None:
+        assert isinstance(model, DecoderLM | Seq2Seq)
+        return CapturedState(
+            in_precision(model, captured_dtype(model, chosen.precision)), request.prompts, request.max_new_tokens,
+            request.prefill_chunk, kernel.continues, kernel.capacity_step, chosen.precision,
+        )  # fmt: skip
+    assert isinstance(model, DecoderLM | Seq2Seq)  # no other kind of model has such a kernel
+    assert kernel.make is not None
+    capacity = 1 + request.max_new_tokens if isinstance(model, Seq2Seq) else request.capacity
+    decoder = kernel.make(model, len(request.prompts), capacity, chosen.precision)
+    return KernelState(model, decoder, request.prompts, request.prefill_chunk)
+
+
+def captured_dtype(model: Model, precision: str) -> torch.dtype:
+    """Return the dtype of everything but weights in 8 bits: bfloat16 if the model is stored in more than 16 bits."""
+    stored = next(model.parameters()).dtype
+    if precision in ("int8", "fp8"):
+        return stored if stored.itemsize == 2 else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, precision)
+    return dtype
 
 
 def fall_back(call: Call, request: GenerationRequest, error: GlassformerError) -> Implementation:
@@ -156,8 +180,8 @@ def _torch(call: Call, precision: Precision, why: str) -> Implementation:
 
 
 def _kernel_precision(call: Call) -> str:
-    """The exact precision of the kernels: a GPU reads bfloat16 as it is, everything else becomes float32."""
-    return "bfloat16" if call.device.type == "cuda" and call.dtype is torch.bfloat16 else "float32"
+    """The exact precision of the kernels: a GPU reads weights as they are stored, a CPU computes in float32."""
+    return dtype_name(call.dtype) if call.device.type == "cuda" else "float32"
 
 
 def _not_worth_it(call: Call) -> str | None:
@@ -175,9 +199,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 M = TypeVar("M", bound=nn.Module)
 
 
-def in_precision(model: M, implementation: Implementation) -> M:
+def in_precision(model: M, dtype: torch.dtype) -> M:
     """Return the model that torch computes with: the model itself, or a copy of it in another dtype."""
-    dtype = getattr(torch, implementation.precision, None)
-    if implementation.engine == "native" or next(model.parameters()).dtype is dtype:
-        return model
-    return copy.deepcopy(model).to(dtype)
+    return model if next(model.parameters()).dtype is dtype else copy.deepcopy(model).to(dtype)

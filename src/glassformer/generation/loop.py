@@ -161,14 +161,15 @@ def generate(
     first that is produced ends a sequence and is kept. None means the config's end-of-text ids; an empty list never
     stops. `cache` may name a kind; False recomputes everything.
 
-    `engine` computes the steps: "torch", or "native", which are compiled kernels for a CPU or an NVIDIA GPU that give
-    the same logits up to rounding. "auto" uses the kernels if they support the model, a compiler is there, and
-    `max_new_tokens` is at least 32, so that compiling (about 5 s, once per machine) is worth it; otherwise it uses
-    torch. The choice depends on the call and the machine alone, and `result.engine` reports it with its reason.
+    `engine` computes the steps: "torch", or "native", which are compiled kernels for a CPU and, on a GPU, kernels and
+    captured CUDA graphs for every model; they give the same logits up to rounding. "auto" uses them if they support the
+    model, a CPU has a compiler, and `max_new_tokens` is at least 32, so that compiling (some seconds, once per machine)
+    is worth it; otherwise it uses torch. The choice depends on the call and the machine alone, and `result.engine`
+    reports it with its reason.
 
     `precision` is the number format of the weights while decoding. "auto" is exact: float32 on a CPU, the stored dtype
-    on a GPU. int8 and int4 need the kernels and matrices whose number of columns is a multiple of 64; other matrices
-    are kept in bfloat16.
+    on a GPU. int8 and int4 need the kernels of a CPU and matrices whose number of columns is a multiple of 64; other
+    matrices are kept in bfloat16. int8 and fp8 are for GPUs too, with one scale per row.
 
     `draft` proposes `draft_tokens` tokens at a time, which the model checks in one pass (`generation/speculate.py`): a
     smaller decoder-only model of the same vocabulary, or "lookup", which copies what followed the last tokens where

@@ -335,7 +335,7 @@ def make_readers(
     if chosen.kernel is not None:
         decoder = chosen.kernel.make(model, len(request.prompts), request.capacity, chosen.precision)
         return model, [KernelReader(decoder, index, chunk) for index in range(len(request.prompts))]
-    model = in_precision(model, chosen)
+    model = in_precision(model, getattr(torch, chosen.precision))
     capacities = [len(prompt) + request.max_new_tokens for prompt in request.prompts]
     slack = request.draft_tokens
     return model, [TorchReader(model, capacity, request.cache, slack, chunk) for capacity in capacities]

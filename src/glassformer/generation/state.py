@@ -1,6 +1,7 @@
 """The decode state: prompts in, logits after the last token of each sequence out, one step at a time.
 
-`TorchState` computes with the model itself and `KernelState` with a compiled kernel. The loops of generation know only
+`TorchState` computes with the model itself, `KernelState` with a compiled kernel, and `CapturedState` with both: the
+model reads the prompts. The loops of generation know only
 `DecodeState`, which is what the two have in common.
 
 Sequences of unequal length are padded on the left, so that the next token of every sequence has the same index; the
@@ -58,7 +59,9 @@ class TorchState:
         max_new_tokens: int,
         cache: CacheKind | None,
         chunk: int | None,
+        capacity_step: int = 1,
     ):
+        """`capacity_step`: the capacity of a static cache is rounded up to a multiple of it."""
         self.model: Any = model
         self.chunk = chunk
         self.memory: Tensor | None = None
@@ -69,7 +72,7 @@ class TorchState:
             prompts = starts(model, len(prompts))
         self.prompts = prompts
         self.tokens, self.real = pad(prompts, "left", model.device)
-        capacity = self.tokens.shape[1] + max_new_tokens
+        capacity = -(-(self.tokens.shape[1] + max_new_tokens) // capacity_step) * capacity_step
         self.cache = None if cache is None else model.new_cache(cache, capacity=capacity)
 
     def start(self) -> Float[Tensor, "B V"]:
@@ -105,6 +108,48 @@ class TorchState:
             self.cache.reorder(parents)
 
 
+class CapturedState(TorchState):
+    """The model reads the prompts; the steps after them are those that `continues` makes of the filled cache."""
+
+    def __init__(
+        self,
+        model: DecoderLM | Seq2Seq,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        chunk: int | None,
+        continues: Callable[..., Any],
+        capacity_step: int,
+        precision: str,
+    ):
+        super().__init__(model, prompts, max_new_tokens, "static", chunk, capacity_step)
+        self.continues, self.precision = continues, precision
+        self.steps: Any = None
+        self.greedy = self._greedy
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        logits: Tensor = self._captured(tokens).step(tokens)
+        return logits
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        if self.steps is None:
+            super().reorder(parents)
+        else:
+            self.steps.reorder(parents)
+
+    def _captured(self, tokens: Int[Tensor, "B"]) -> Any:
+        """Return the steps, captured when the first token after the prompts is known."""
+        if self.steps is None:
+            cache: Any = self.cache
+            self.steps = self.continues(
+                self.model, cache, len(tokens), cache.capacity, self.precision, self.source_mask
+            )
+            self.cache = None
+        return self.steps
+
+    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> list[list[int]]:
+        return greedy_steps(self._captured(tokens), tokens, count)
+
+
 class KernelState:
     """The decode state of a compiled kernel: an adapter around the decoder that `kernels` returned."""
 
@@ -127,10 +172,15 @@ class KernelState:
         self.decoder.reorder(parents)
 
     def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> list[list[int]]:
-        steps: list[list[int]]
-        steps, logits = self.decoder.greedy(tokens, count)
-        require_numbers(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
-        return steps
+        return greedy_steps(self.decoder, tokens, count)
+
+
+def greedy_steps(decoder: Any, tokens: Int[Tensor, "B"], count: int) -> list[list[int]]:
+    """Return the tokens of some greedy steps of a kernel, and require that its logits are numbers."""
+    steps: list[list[int]]
+    steps, logits = decoder.greedy(tokens, count)
+    require_numbers(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
+    return steps
 
 
 def starts(model: Seq2Seq, sequences: int) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """The decode kernels: which there are, what each supports, and which one serves a request.
 
-A decode kernel computes the logits of the next token from a KV cache of its own. Only `choose_decoder` decides whether
-one is used. Its answer depends on the request and the machine, never on what was compiled before.
+A decode kernel computes the logits of the next token from a KV cache of its own, or it replays the steps after a prompt
+that the model itself has read. Only `choose_decoder` decides whether one is used. Its answer depends on the request and
+the machine, never on what was compiled before.
 """
 
 from collections.abc import Callable
@@ -15,14 +16,19 @@ from glassformer.config import EncoderConfig, ModelConfig
 from glassformer.kernels.cpu.decode import NativeDecoder, library, unsupported_config
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.decode import pack as cuda_pack
+from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
+from glassformer.kernels.cuda.graph.parts import unsupported_parts
+from glassformer.kernels.cuda.graph.steps import SLOT_STEP, captured_steps, unsupported_device
 from glassformer.kernels.registry import Kernel
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Float, Int
 
-CUDA_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""The precisions of the CUDA kernels."""
+CUDA_DTYPES = {"float32": torch.float32, "float16": torch.float32, "bfloat16": torch.bfloat16}
+"""The dtypes in which the persistent kernel keeps weights of each precision."""
+LARGEST_PERSISTENT = 2**28
+"""Bytes of weights up to which the persistent kernel is faster than a graph (docs/benchmarks.md)."""
 
 
 class DecodeRequest(Protocol):
@@ -55,6 +61,19 @@ class DecodeRequest(Protocol):
     def has_draft(self) -> bool: ...
 
 
+class Steps(Protocol):
+    """The steps of some sequences after their prompts, and how sequences are exchanged."""
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Return the logits after one more token per sequence."""
+
+    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[list[list[int]], Float[Tensor, "B V"]]:
+        """Return the `count` tokens after the given ones, each the most likely, and the last logits."""
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        """Let sequence i continue the present sequence parents[i]."""
+
+
 class Decoder(Protocol):
     """A kernel at work: the KV cache of some sequences, and the steps that extend it.
 
@@ -80,8 +99,12 @@ class DecodeKernel(Kernel):
     """A decode kernel, and how its decoder is made."""
 
     device: Literal["cpu", "cuda"]
-    make: Callable[[Any, int, int, str], Decoder]
+    make: Callable[[Any, int, int, str], Decoder] | None = None
     """Return the decoder of a model for (number of sequences, capacity in tokens, precision), compiled if need be."""
+    continues: Callable[..., Steps] | None = None
+    """Return the steps that continue a KV cache which the model has filled: see `captured_steps`."""
+    capacity_step: int = 1
+    """The capacity of that cache is a multiple of this."""
 
 
 def choose_decoder(request: DecodeRequest) -> tuple[DecodeKernel | None, str]:
@@ -105,30 +128,53 @@ def supported_on_cpu(request: DecodeRequest) -> str | None:
     return _unsupported_state(request) or unsupported_config(request.config) or library.unavailable()
 
 
-def supported_by_batch(request: DecodeRequest) -> str | None:
-    """Return why the CUDA kernels for any number of sequences cannot serve a request, or None if they can."""
+def supported_by_graph(request: DecodeRequest) -> str | None:
+    """Return why a captured CUDA graph cannot serve a request, or None if it can."""
     if request.has_draft:
-        return "the kernels of a GPU do not support a draft"
-    if request.beams > 1:
-        return f"the kernels of a GPU do not support beam search (beams={request.beams})"
-    if request.precision not in CUDA_DTYPES:
-        return f"precision={request.precision!r} is for CPUs: the kernels of a GPU have float32 and bfloat16"
-    if (reason := _unsupported_state(request) or cuda_pack.unsupported_config(request.config)) is not None:
-        return reason
-    return None if nvrtc.is_available() else "CUDA's run-time compiler (libnvrtc) was not found"
+        return "a captured step does not support a draft"
+    if request.cache not in ("static", "growing"):
+        return f"a captured step keeps a static cache, not {request.cache or 'none'!r}"
+    if request.precision in ("int8", "fp8"):
+        return _unsupported_in_8_bits(request)
+    if request.precision == "int4":
+        return "precision='int4' is for CPUs: a GPU has int8 and fp8"
+    return None
+
+
+def _unsupported_in_8_bits(request: DecodeRequest) -> str | None:
+    if request.sequences * request.beams > LARGEST_BATCH:
+        return f"weights in 8 bits are for up to {LARGEST_BATCH} sequences on a GPU, not {request.sequences}"
+    reason = unsupported_parts(request.config, 0).get("model")
+    return unsupported_device(request.device) if reason is None and torch.cuda.is_available() else reason
 
 
 def supported_by_persistent(request: DecodeRequest) -> str | None:
     """Return why the persistent CUDA kernel cannot serve a request, or None if it can."""
-    if request.sequences != 1:
-        return f"the persistent kernel decodes one sequence, not {request.sequences}"
-    if (reason := supported_by_batch(request)) is not None:
+    if request.sequences != 1 or request.beams > 1:
+        return f"the persistent kernel decodes one sequence, not {request.sequences * request.beams}"
+    if request.has_draft:
+        return "the persistent kernel does not support a draft"
+    if request.precision not in CUDA_DTYPES:
+        return f"the persistent kernel has float32 and bfloat16, not {request.precision}"
+    if (reason := _unsupported_state(request) or cuda_pack.unsupported_config(request.config)) is not None:
         return reason
+    if weight_bytes(request.config, CUDA_DTYPES[request.precision]) > LARGEST_PERSISTENT:
+        return "a graph decodes large models faster than the persistent kernel"
+    if not nvrtc.is_available():
+        return "CUDA's run-time compiler (libnvrtc) was not found"
     if not torch.cuda.is_available():
         return "there is no CUDA device"
-    from glassformer.kernels.cuda.decode.decoder import unsupported_device
+    from glassformer.kernels.cuda.decode.decoder import unsupported_device as unsupported_by_device
 
-    return unsupported_device(request.config, CUDA_DTYPES[request.precision], request.device)
+    return unsupported_by_device(request.config, CUDA_DTYPES[request.precision], request.device)
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes that a step reads of a decoder without experts: its blocks and its head."""
+    H, G, K, U = config.n_heads, config.n_kv_heads, config.d_head, config.d_value
+    hidden = config.d_ff * (3 if config.feedforward.kind == "gated" else 2)
+    per_layer = config.d_model * (H * K + G * K + G * U + H * U + hidden)
+    return dtype.itemsize * (config.n_layers * per_layer + config.vocab_size * config.d_model)
 
 
 def _unsupported_state(request: DecodeRequest) -> str | None:
@@ -145,34 +191,27 @@ def _make_persistent(model: DecoderLM, sequences: int, capacity: int, precision:
     return persistent_session(model, capacity, CUDA_DTYPES[precision])
 
 
-def _make_batch(model: DecoderLM, sequences: int, capacity: int, precision: str) -> Decoder:
-    from glassformer.kernels.cuda.decode.session import batch_session
-
-    return batch_session(model, sequences, capacity, CUDA_DTYPES[precision])
-
-
-def _kernel(
-    device: Literal["cpu", "cuda"],
-    name: str,
-    reads: str,
-    supports: Callable[[DecodeRequest], str | None],
-    make: Callable[[Any, int, int, str], Decoder],
-    accuracy: str,
-    test: str,
-) -> DecodeKernel:
-    replaces = f"a forward pass of a model that generates text over {reads}, with a cache"
-    return DecodeKernel(
-        f"{device}-{name}", "decode", replaces, supports, accuracy, f"tests/kernels/{test}.py", device, make
-    )
-
-
 ON_CPU = "logits within 3e-5 of their largest magnitude in float32; lower precisions round the weights"
 ON_CUDA = "logits within 5e-6 of their largest magnitude in float32; rounding of the weights in bfloat16"
+BY_GRAPH = "the logits of the model's own modules; fused kernels round as bfloat16 or float16 does, and 8 bits more"
+
+
+def _replaces(reads: str) -> str:
+    return f"a forward pass of the model over {reads}, with a cache"
+
+
 DECODE_KERNELS: tuple[DecodeKernel, ...] = (
-    _kernel("cpu", "decode", "the new tokens", supported_on_cpu, NativeDecoder, ON_CPU, "cpu/decode/test_decoder"),
-    _kernel("cuda", "persistent", "one new token of one sequence", supported_by_persistent, _make_persistent, ON_CUDA,
-            "cuda/decode/test_decoder"),
-    _kernel("cuda", "batch", "one new token per sequence", supported_by_batch, _make_batch, ON_CUDA,
-            "cuda/decode/test_batch"),
+    DecodeKernel(
+        "cpu-decode", "decode", _replaces("the new tokens"), supported_on_cpu, ON_CPU,
+        "tests/kernels/cpu/decode/test_decoder.py", "cpu", NativeDecoder,
+    ),
+    DecodeKernel(
+        "cuda-persistent", "decode", _replaces("one new token of one sequence"), supported_by_persistent, ON_CUDA,
+        "tests/kernels/cuda/decode/test_decoder.py", "cuda", _make_persistent,
+    ),
+    DecodeKernel(
+        "cuda-graph", "decode", _replaces("one new token per sequence"), supported_by_graph, BY_GRAPH,
+        "tests/kernels/cuda/graph/test_fused.py", "cuda", continues=captured_steps, capacity_step=SLOT_STEP,
+    ),
 )  # fmt: skip
 """In order of preference."""

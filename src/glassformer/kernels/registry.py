@@ -63,6 +63,11 @@ def unsupported_field(config: ModelConfig, allowed: Mapping[str, Rule]) -> str |
     `allowed` maps fields to rules. Fields of a part are written `attention.qk_norm`. A part is also a field itself,
     whose value is its kind: {"position": {"learned", "rotary"}, "position.base": any_value}.
     """
+    return next((reason for _, reason in unsupported_fields(config, allowed)), None)
+
+
+def unsupported_fields(config: ModelConfig, allowed: Mapping[str, Rule]) -> Iterator[tuple[str, str]]:
+    """Yield every field of a config that a kernel does not support, with the reason."""
     for name, value, default in config_fields(config):
         rule = allowed.get(name)
         if rule is None:
@@ -70,8 +75,7 @@ def unsupported_field(config: ModelConfig, allowed: Mapping[str, Rule]) -> str |
         else:
             supported = rule(value) if callable(rule) else value in rule
         if not supported:
-            return f"{name}={value!r} is not supported by the kernel"
-    return None
+            yield name, f"{name}={value!r} is not supported by the kernel"
 
 
 _REQUIRED = object()

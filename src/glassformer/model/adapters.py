@@ -43,7 +43,12 @@ class Adapter:
         merged = weight.double() + self.scale * (self.B.double() @ self.A.double())
         if self.magnitude is None:
             return merged
-        return (self.magnitude.double() / merged.norm(dim=1))[:, None] * merged
+        return (self.magnitude.double() / _nonzero(merged.norm(dim=1)))[:, None] * merged
+
+
+def _nonzero(norms: Float[Tensor, "O"]) -> Float[Tensor, "O"]:
+    """Return norms by which one can divide. A row of zeros, such as that of a unit that died, has m = 0 and stays 0."""
+    return norms.clamp_min(torch.finfo(norms.dtype).tiny)
 
 
 def scale_of(rank: int, alpha: float, stabilised: bool) -> float:
@@ -149,7 +154,7 @@ class AdaptedLinear(nn.Linear):
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "O"]:
         """Return the norm of each row of W + s B A. It is a constant in the gradient."""
-        return (self.base() + self.scale * (self.lora_B @ self.lora_A)).norm(dim=1)
+        return _nonzero((self.base() + self.scale * (self.lora_B @ self.lora_A)).norm(dim=1))
 
 
 def adaptable(model: Model) -> dict[str, nn.Linear]:

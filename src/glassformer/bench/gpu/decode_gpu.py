@@ -1,205 +1,271 @@
-"""Decode GPT-2 small in bfloat16 on one GPU: our kernels and gpt-fast in turns, at batch 1 and 64.
+"""Decode on one GPU: `gf.generate` as a user finds it, gpt-fast compiled, and our eager engine, in turns.
 
-    PYTHONPATH=src python -m glassformer.bench.gpu.decode_gpu [--gpt-fast CHECKOUT] [--batch 1 64] [--new 128]
+    PYTHONPATH=src python -m glassformer.bench.gpu.decode_gpu [--gpt-fast CHECKOUT] [--shapes llama_1b qwen3_0_6b]
+        [--batch 1 16] [--prompt 512] [--new 128] [--rounds 5] [--precision bfloat16] [--eager] [--check] [--parts]
 
-First the kernels are checked: greedy tokens in float32 must equal those of the torch engine, and logits in bfloat16
-must agree within its rounding. gpt-fast is compiled as its README describes; it has its own architecture with as many
-parameters. Times are those of the tokens after a prompt of 32.
+`--shapes` are names of the table below or of presets; `NAME:8` has 8 layers. The weights are random. Times are those of
+a step: a generation of `--new` tokens minus a short one with the same prompt, over the difference of their tokens.
+gpt-fast is compiled as its README describes, with its own architecture of as many parameters. `--check` compares logits
+with the engine in float32, `--parts` times every kind of operation of a step alone.
 """
 
 import statistics
 import sys
+import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from glassformer.bench.commands import in_turns, parser
+from glassformer import config as c
+from glassformer.bench.commands import in_turns, parser, spread
 from glassformer.bench.gpu.device import gpu_seconds, require_gpu
 from glassformer.config import presets
-from glassformer.finding import Finding
-from glassformer.kernels.cuda.decode.batch import CudaBatch
-from glassformer.kernels.cuda.decode.decoder import CudaDecoder
-from glassformer.model import Cache, DecoderLM, build
-from glassformer.model.cache import KV, Growing
+from glassformer.generation import generate
+from glassformer.kernels import decode
+from glassformer.kernels.cuda.graph import linear
+from glassformer.kernels.cuda.graph.launches import Launch
+from glassformer.kernels.cuda.graph.steps import CapturedSteps, captured_steps
+from glassformer.model import DecoderLM, Model, Seq2Seq, build
 
-PROMPT, SHORT = 32, 8
-
-
-def model_of(seed: int = 0) -> DecoderLM:
-    """Return GPT-2 small with seeded weights."""
-    model = build(presets.gpt2(), seed=seed).cuda().eval()
-    assert isinstance(model, DecoderLM)
-    return model
+SHORT = 8
 
 
-def prompts(rows: int) -> torch.Tensor:
-    return torch.randint(0, 50257, (rows, PROMPT), generator=torch.Generator().manual_seed(1)).cuda()
+def _llama(layers: int, width: int, heads: int, groups: int, hidden: int, vocab: int = 128256) -> c.DecoderConfig:
+    return c.DecoderConfig(
+        vocab_size=vocab, d_model=width, n_layers=layers, attention=c.Attention(heads, groups, bias=False),
+        feedforward=c.Gated(hidden), norm=c.RMSNorm(1e-5), position=c.Rotary(base=500000.0), head=c.Head(tied=False),
+        max_len=32768,
+    )  # fmt: skip
 
 
-def keys_and_values(cache: Cache) -> list[KV]:
-    """Return k and v of each layer of a growing cache, (B,G,S,K) and (B,G,S,U)."""
-    found: list[KV] = []
-    for layer in cache.layers:
-        assert isinstance(layer, Growing)
-        assert layer.k is not None
-        assert layer.v is not None
-        found.append((layer.k, layer.v))
+SHAPES: dict[str, Callable[[], c.ModelConfig]] = {
+    "llama_1b": lambda: _llama(16, 2048, 32, 8, 8192),
+    "llama_8b_widths": lambda: _llama(8, 4096, 32, 8, 14336),
+    "llama_3b": lambda: _llama(28, 3072, 24, 8, 8192),
+    "small_moe": lambda: replace(_llama(8, 1024, 16, 4, 2048, 32000), feedforward=c.MoE(16, 2, c.Gated(1024))),
+}
+
+
+def config_of(name: str) -> c.ModelConfig:
+    """Return the config of a shape or preset; `NAME:8` has 8 layers."""
+    name, _, layers = name.partition(":")
+    made = SHAPES[name]() if name in SHAPES else presets.get(name)
+    return replace(made, n_layers=int(layers)) if layers else made
+
+
+def model_of(config: c.ModelConfig, dtype: torch.dtype = torch.bfloat16) -> Model:
+    """Return a model with random weights, drawn on the GPU."""
+    with torch.device("meta"):
+        made = build(config, device="meta")
+    made = made.to(dtype).to_empty(device="cuda").eval()
+    generator = torch.Generator("cuda").manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "norm" in name and parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                parameter.normal_(0.0, 0.02, generator=generator)
+        for buffer in made.buffers():
+            buffer.zero_()
+    return made
+
+
+def prompts_of(config: c.ModelConfig, batch: int, length: int) -> list[list[int]]:
+    ids = torch.randint(0, config.vocab_size, (1, length), generator=torch.Generator().manual_seed(1))
+    found: list[list[int]] = ids.expand(batch, -1).tolist()
     return found
 
 
-@torch.no_grad()
-def single_decoder(model: DecoderLM, dtype: torch.dtype, blocks: int | None = None) -> tuple[CudaDecoder, list[int]]:
-    """Return a decoder of one sequence that has read a prompt, and the prompt."""
-    tokens = prompts(1)[0].tolist()
-    cache = model.new_cache("growing")
-    model(torch.tensor([tokens[:-1]], device="cuda"), cache=cache)
-    native = CudaDecoder(model, 1024, blocks, dtype)
-    native.take(tokens, [(k[0], v[0]) for k, v in keys_and_values(cache)])
-    return native, tokens
-
-
-@torch.no_grad()
-def batch_decoder(model: DecoderLM, dtype: torch.dtype, rows: int) -> tuple[CudaBatch, torch.Tensor]:
-    """Return a decoder of several sequences that have read prompts, and the prompts."""
-    tokens = prompts(rows)
-    cache = model.new_cache("growing")
-    model(tokens[:, :-1], cache=cache)
-    native = CudaBatch(model, rows, 1024, dtype)
-    native.take(list(range(rows)), PROMPT - 1, keys_and_values(cache))
-    return native, tokens
-
-
-def rounded() -> DecoderLM:
-    """Return a model whose matrices bfloat16 can represent exactly."""
-    model = model_of()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.copy_(parameter.bfloat16().float())
-    return model
-
-
-@torch.no_grad()
-def same_tokens(count: int = 48) -> Iterator[Finding]:
-    """Compare tokens and logits of the kernels with those of the model."""
-    for name, model, dtype, limit, why in (
-        ("float32", model_of(), torch.float32, 1e-4, "float32 sums in another order over 12 layers"),
-        (
-            "bfloat16",
-            rounded(),
-            torch.bfloat16,
-            4e-2,
-            "keys, values and activations have 8 significant bits",
-        ),
-    ):
-        one, tokens = single_decoder(model, dtype)
-        ids = one.greedy(count).tolist()
-        wanted = model(torch.tensor([tokens + ids[:-1]], device="cuda"))[:, PROMPT - 1 :]
-        generated = torch.tensor([ids]).cuda()
-        yield from _compare(f"{name}, one sequence", generated, wanted, one.logits[None], limit, why)
-        some, asked = batch_decoder(model, dtype, 5)
-        new = some.greedy(asked[:, -1], count)
-        wanted = model(torch.cat([asked, new[:, :-1].long()], 1))[:, PROMPT - 1 :]
-        yield from _compare(
-            f"{name}, five sequences", new, wanted, some.logits[:, : model.config.vocab_size].float(), limit, why
-        )
-
-
-def _compare(
-    name: str, new: torch.Tensor, wanted: torch.Tensor, last: torch.Tensor, limit: float, why: str
-) -> Iterator[Finding]:
-    lead = wanted.topk(2).values
-    clear = (lead[..., 0] - lead[..., 1]) > 2 * limit * wanted.abs().max()
-    differ = (new != wanted.argmax(-1)) & clear
-    yield Finding.judge(
-        f"{name}: greedy tokens that differ",
-        float(differ.sum()),
-        0,
-        "where the lead is clear",
-    )
-    error = float((last - wanted[:, -1]).abs().max() / wanted.abs().max())
-    yield Finding.judge(f"{name}: last logits", error, limit, why)
-
-
-def ours(batch: int, count: int) -> Callable[[], float]:
+def ours(model: Model, batch: int, prompt: int, new: int, **options: Any) -> Callable[[], float]:
     """Return a function that measures seconds per step."""
-    if batch == 1:
-        one, _ = single_decoder(model_of(), torch.bfloat16)
+    prompts = prompts_of(model.config, batch, prompt)
 
-        def single() -> float:
-            one.position = PROMPT - 1
-            return gpu_seconds(lambda: one.greedy(count)) / count
+    def run(count: int) -> float:
+        return gpu_seconds(lambda: generate(model, prompts, count, stop=[], **options))
 
-        return single
-    some, asked = batch_decoder(model_of(), torch.bfloat16, batch)
-
-    def several() -> float:
-        some.lengths.fill_(PROMPT - 1)
-        return gpu_seconds(lambda: some.greedy(asked[:, -1], count)) / count
-
-    return several
+    return lambda: (
+        (run(new + SHORT) - run(SHORT if options.get("engine") == "torch" else 32))
+        / (new + SHORT - (SHORT if options.get("engine") == "torch" else 32))
+    )
 
 
-def gpt_fast(folder: str, batch: int, count: int) -> Callable[[], float]:
-    """Return the same for gpt-fast: a long generation minus a short one with the same prompt."""
-    sys.path.insert(0, folder)
+def gpt_fast(folder: str, config: c.ModelConfig, batch: int, length: int, new: int) -> Callable[[], float]:
+    """Return the same for gpt-fast."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     sys.modules["tokenizer"] = types.ModuleType("tokenizer")
     sys.modules["tokenizer"].get_tokenizer = None  # type: ignore[attr-defined]
     import generate as theirs  # type: ignore[import-not-found]
     from model import ModelArgs, Transformer  # type: ignore[import-not-found]
 
     torch.manual_seed(0)
-    shape = ModelArgs(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, dim=768, intermediate_size=2048)
-    model = Transformer(shape).to(torch.bfloat16).cuda().eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, 0.0, 0.02)
-    if not hasattr(theirs, "compiled_here"):
-        theirs.decode_one_token = torch.compile(theirs.decode_one_token, mode="reduce-overhead", fullgraph=True)
-        theirs.compiled_here = True
-    prompt = prompts(1)[0].int()
+    torch._dynamo.reset()
+    heads = config.d_model // config.d_head
+    groups = min(config.n_kv_heads, heads)
+    ours_per_layer = config.d_head * (2 * config.n_heads + 2 * config.n_kv_heads) + 3 * config.d_ff
+    hidden = (ours_per_layer - 2 * config.d_model - 2 * groups * config.d_head) // 3 // 64 * 64
+    shape = ModelArgs(
+        block_size=max(1024, length + new + 64), vocab_size=config.vocab_size, n_layer=config.n_layers, n_head=heads,
+        n_local_heads=groups, dim=config.d_model, intermediate_size=hidden,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        model = Transformer(shape).to(torch.bfloat16).eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, 0.0, 0.02)
+    if not hasattr(theirs, "plain_step"):
+        theirs.plain_step = theirs.decode_one_token
+    theirs.decode_one_token = torch.compile(theirs.plain_step, mode="reduce-overhead", fullgraph=True)
+    prompt = torch.tensor(prompts_of(config, 1, length)[0], device="cuda", dtype=torch.int)
 
-    def generate(new: int) -> None:
-        with torch.no_grad():
-            theirs.generate(
-                model, prompt, new, batch_size=batch, interactive=False, draft_model=None,
-                callback=lambda _: None, temperature=1.0, top_k=1,
-            )  # fmt: skip
+    def run(count: int) -> float:
+        def work() -> None:
+            with torch.no_grad():
+                theirs.generate(
+                    model, prompt, count, batch_size=batch, interactive=False, draft_model=None,
+                    callback=lambda _: None, temperature=1.0, top_k=1,
+                )  # fmt: skip
 
-    def step() -> float:
-        # Both use caches of the same size; another size would compile another graph.
-        return (gpu_seconds(lambda: generate(count + SHORT)) - gpu_seconds(lambda: generate(SHORT))) / count
+        return gpu_seconds(work)
 
-    return step
+    run(new + SHORT)
+    return lambda: (run(new + SHORT) - run(SHORT)) / new
+
+
+@torch.no_grad()
+def steps_of(model: Any, batch: int, length: int, precision: str) -> CapturedSteps:
+    """Return the captured steps after a prompt."""
+    tokens = torch.tensor(prompts_of(model.config, batch, length), device="cuda")
+    cache = model.new_cache("static", capacity=-(-(length + 160) // 256) * 256)
+    model(tokens, cache=cache)
+    return captured_steps(model, cache, batch, cache.capacity, precision)
+
+
+@torch.no_grad()
+def check(model: Any, batch: int, precision: str, count: int = 24) -> str:
+    """Compare logits of captured steps, and of the engine in the same dtype, with those of the engine in float32."""
+    length = 40
+    steps = steps_of(model, batch, length, precision)
+    tokens = torch.tensor(prompts_of(model.config, batch, length), device="cuda")
+    more = torch.randint(0, model.config.vocab_size, (batch, count), device="cuda")
+    found = torch.stack([steps.step(more[:, i]) for i in range(count)], 1)
+    whole = torch.cat([tokens, more], 1)
+    eager = model(whole)[:, length:].float()
+    exact = model.float()(whole)[:, length:]
+    model.bfloat16()
+    scale = exact.abs().max()
+    errors = [float((x - exact).norm() / exact.norm()) for x in (found, eager)]
+    return (
+        f"logits: relative error of the steps {errors[0]:.2e}, of the eager engine {errors[1]:.2e}; largest difference "
+        f"{float((found - exact).abs().max() / scale):.2e}; fused: {steps.fused}"
+    )
+
+
+@torch.no_grad()
+def parts(model: Any, batch: int, length: int, precision: str) -> None:
+    """Print the time of each kind of operation of a step, captured alone, and of the whole step."""
+    steps = steps_of(model, batch, length, precision)
+    steps.compile()
+    operations = steps.body.operations
+
+    def kind(operation: Any) -> str:
+        if not isinstance(operation, Launch):
+            return "torch"
+        macros = operation.macros
+        detail = f" {macros['INNER']} -> {sum(macros[f'ROWS{i}'] for i in range(3))}" if "INNER" in macros else ""
+        return operation.kernel + detail
+
+    kinds = list(dict.fromkeys(map(kind, operations)))
+    for name in [*kinds, "all"]:
+        chosen = [op for op in operations if name in ("all", kind(op))]
+
+        def run(chosen: list[Any] = chosen) -> None:
+            for op in chosen:
+                op.run() if isinstance(op, Launch) else op()
+
+        steps.cache.slot.fill_(length)
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        times = []
+        for _ in range(12):
+            steps.cache.slot.fill_(length)
+            times.append(gpu_seconds(graph.replay))
+        middle = statistics.median(times[2:])
+        size = sum(_bytes(op) for op in chosen if isinstance(op, Launch))
+        print(f"  {name:<28} x{len(chosen):<4} {middle * 1e6:8.1f} us  {size / middle / 1e12:5.2f} TB/s", flush=True)
+
+
+def _bytes(launch: Launch) -> int:
+    if launch.kernel != "linear":
+        return 0
+    macros = launch.macros
+    rows = sum(macros[f"ROWS{i}"] for i in range(3))
+    return rows * macros["INNER"] * (1 if macros["WEIGHTS"] else 2)
 
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--new", type=int, default=128, help="New tokens per round. Default: 128.")
-    options.add_argument("--rounds", type=int, default=7, help="Rounds in which both take turns. Default: 7.")
-    options.add_argument("--batch", type=int, nargs="*", default=[1, 64], help="Batch sizes. Default: 1 and 64.")
-    options.add_argument("--gpt-fast", metavar="CHECKOUT", help="A checkout of gpt-fast. Default: only our kernels.")
+    options.add_argument("--new", type=int, default=128)
+    options.add_argument("--prompt", type=int, default=512)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--batch", type=int, nargs="*", default=[1])
+    options.add_argument("--shapes", nargs="*", default=["gpt2", "llama_1b", "qwen3_0_6b", "llama_8b_widths"])
+    options.add_argument("--gpt-fast", metavar="CHECKOUT")
+    options.add_argument("--precision", nargs="*", default=["auto"])
+    options.add_argument("--persistent", type=int, help="Largest bytes of weights for the persistent kernel.")
+    options.add_argument("--kernel-batch", type=int, help="Largest batch of our matmuls; above it, cuBLAS.")
+    for flag in ("eager", "check", "parts"):
+        options.add_argument(f"--{flag}", action="store_true")
     given = options.parse_args()
     require_gpu()
-    for finding in same_tokens():
-        print(finding.text(), flush=True)
-        assert finding.passed
-    for batch in given.batch:
-        contenders = {"glassformer": ours(batch, given.new)}
-        if given.gpt_fast:
-            contenders["gpt-fast"] = gpt_fast(given.gpt_fast, batch, given.new)
-            print(f"batch {batch}: gpt-fast is compiling", flush=True)
-            print(f"batch {batch}: gpt-fast compiled, {contenders['gpt-fast']() * 1e6:.1f} µs", flush=True)
-        times = in_turns(contenders, given.rounds, warm_up=2)
-        middle = {name: statistics.median(t) for name, t in times.items()}
-        for name, t in times.items():
-            ratio = f"  {middle['gpt-fast'] / middle[name]:.2f} x gpt-fast" if given.gpt_fast else ""
-            print(
-                f"batch {batch:<3} {name:<12} {batch / middle[name]:>10,.0f} tokens/s  {middle[name] * 1e6:7.1f} µs "
-                f"per step ({min(t) * 1e6:.1f} to {max(t) * 1e6:.1f}){ratio}",
-                flush=True,
-            )
+    if given.persistent is not None:
+        decode.LARGEST_PERSISTENT = given.persistent
+    if given.kernel_batch:
+        linear.KERNEL_BATCH = given.kernel_batch
+    for name in given.shapes:
+        config = config_of(name)
+        length = min(given.prompt, (config.max_len or 10**9) - given.new - SHORT)
+        model = model_of(config)
+        for batch in given.batch:
+            measure(name, model, batch, length, given)
+        del model
+        torch.cuda.empty_cache()
+
+
+def measure(name: str, model: Model, batch: int, length: int, given: Any) -> None:
+    """Print one table: a shape at one batch size."""
+    if given.check and isinstance(model, DecoderLM):
+        print(f"{name} batch {batch}: {check(model, batch, 'bfloat16')}", flush=True)
+    if given.parts and isinstance(model, DecoderLM):
+        for precision in given.precision:
+            parts(model, batch, length, "bfloat16" if precision == "auto" else precision)
+    if not given.rounds:
+        return
+    start = time.perf_counter()
+    first = generate(model, prompts_of(model.config, batch, length), 32, stop=[], precision=given.precision[0])
+    torch.cuda.synchronize()
+    print(f"{name} batch {batch}: first call {time.perf_counter() - start:.2f} s, {first.engine.text()}", flush=True)
+    contenders: dict[str, Callable[[], float]] = {
+        f"ours {precision}": ours(model, batch, length, given.new, precision=precision) for precision in given.precision
+    }
+    if given.eager:
+        contenders["eager"] = ours(model, batch, length, 16, engine="torch")
+    if given.gpt_fast and not isinstance(model, Seq2Seq):
+        contenders["gpt-fast"] = gpt_fast(given.gpt_fast, model.config, batch, length, given.new)
+    times = in_turns(contenders, given.rounds, warm_up=1)
+    middle = {which: statistics.median(t) for which, t in times.items()}
+    for which, t in times.items():
+        ratios = [f"{middle[peer] / middle[which]:.2f} x {peer}" for peer in ("gpt-fast", "eager") if peer in middle]
+        print(
+            f"{name:<16} batch {batch:<3} {which:<14} {batch / middle[which]:>10,.0f} tokens/s  "
+            f"{middle[which] * 1e6:8.1f} us per step (spread {spread(t):.0%})  {', '.join(ratios)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

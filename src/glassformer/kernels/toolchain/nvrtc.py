@@ -112,8 +112,8 @@ def _compile(compiler: Any, text: str, options: list[str]) -> bytes:
 
 _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-_COOPERATIVE, _CLUSTER = 2, 4
-"""CU_LAUNCH_ATTRIBUTE_: COOPERATIVE, CLUSTER_DIMENSION."""
+_COOPERATIVE, _CLUSTER, _EARLY = 2, 4, 6
+"""CU_LAUNCH_ATTRIBUTE_: COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION."""
 
 
 class _Attribute(ctypes.Structure):
@@ -196,14 +196,20 @@ class Kernel:
         threads: int,
         together: bool = False,
         cluster: int = 1,
+        early: bool = False,
     ) -> None:
         """Launch the kernel on the current stream.
 
         `together`: cooperative launch (all blocks resident at once, or an error), for blocks that wait for each other.
         `cluster`: number of blocks per thread block cluster.
+        `early`: the kernel may start before the last one has ended; it waits for it itself (compute capability 9).
         """
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(given), ctypes.c_void_p))
-        choices = ((together, _COOPERATIVE, (1,)), (cluster > 1, _CLUSTER, (cluster, 1, 1)))
+        choices = (
+            (together, _COOPERATIVE, (1,)),
+            (cluster > 1, _CLUSTER, (cluster, 1, 1)),
+            (early, _EARLY, (1,)),
+        )
         set_attributes = [_Attribute(number, value) for wanted, number, value in choices if wanted]
         attributes = (_Attribute * len(set_attributes))(*set_attributes)
         stream = torch.cuda.current_stream().cuda_stream

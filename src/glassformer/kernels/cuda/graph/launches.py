@@ -1,0 +1,90 @@
+"""The sources of the kernels of a step, their arguments, and one launch of each."""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.kernels.toolchain import nvrtc
+
+COMMON = ("machine.cuh", "numbers.cuh")
+WARPS = 8
+"""Warps of 32 threads in a block of every kernel."""
+WEIGHTS = {"bfloat16": 0, "float16": 0, "int8": 1, "fp8": 2}
+"""Number formats of the weights, as linear.cu numbers them."""
+STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+OUTPUTS = {"float": 0, "activation": 1, "gated": 2, "add": 3, "logits": 4}
+"""What follows a matmul, as linear.cu numbers it."""
+
+
+def _structure(name: str, pointers: str, floats: str, integers: str) -> type[ctypes.Structure]:
+    """Return the mirror of a struct of pointers, then floats, then ints. `x:3` is an array of three."""
+
+    def fields(names: str, kind: Any) -> list[tuple[str, Any]]:
+        split = [field.partition(":") for field in names.split()]
+        return [(field, kind * int(count) if count else kind) for field, _, count in split]
+
+    members = fields(pointers, ctypes.c_void_p) + fields(floats, ctypes.c_float) + fields(integers, ctypes.c_int32)
+    return type(name, (ctypes.Structure,), {"_fields_": members})
+
+
+ARGUMENTS = {
+    "linear": _structure(
+        "LinearArguments",
+        "x weight:3 scale:3 bias:3 norm_weight norm_bias out best choice",
+        "eps factor softcap limit up_offset",
+        "slots",
+    ),
+    "attend": _structure(
+        "AttendArguments",
+        "qkv q_weight q_bias k_weight k_bias cosines sines slopes sinks keys values out slot start",
+        "scale eps softcap clip",
+        "capacity window",
+    ),
+    "vectors": _structure(
+        "VectorArguments",
+        "token next history slot start table positions stream branch weight bias normed best gates experts",
+        "scale eps",
+        "width columns centred slots is_last",
+    ),
+}
+"""The argument of the kernels of each source file; mirrors its struct `Arguments`."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its arguments. `given` names members of the struct; a tensor stands for its address."""
+
+    file: str
+    kernel: str
+    macros: Mapping[str, int]
+    given: Mapping[str, object]
+    blocks: int
+    cluster: int = 1
+
+    def text(self, instead: Mapping[str, str] | None = None) -> str:
+        """The source for this launch. `instead` replaces files by other texts, for the emulation in tests."""
+        macros = {"WARPS": WARPS, **self.macros}
+        return nvrtc.source(Path(__file__).parent, (*COMMON, f"{self.file}.cu"), macros, instead)
+
+    def arguments(self) -> ctypes.Structure:
+        made = ARGUMENTS[self.file]()
+        for name, value in self.given.items():
+            if isinstance(value, list | tuple):
+                for i, one in enumerate(value):
+                    getattr(made, name)[i] = _address(one)
+            else:
+                setattr(made, name, _address(value))
+        return made
+
+    def run(self) -> None:
+        """Launch the kernel on the current stream. It may start before the kernel launched before it has ended."""
+        kernel = nvrtc.kernel(self.text(), self.kernel, torch.cuda.current_device())
+        kernel.launch(self.arguments(), self.blocks, 32 * WARPS, cluster=self.cluster, early=True)
+
+
+def _address(value: object) -> object:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value

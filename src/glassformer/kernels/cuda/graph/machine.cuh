@@ -1,0 +1,98 @@
+// Instructions of the machine that C++ has no words for. Part 1 of every kernel of this folder; the tests replace it by an
+// emulation on the CPU.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef unsigned long long u64;
+struct alignas(16) Pack { u32 word[4]; };
+
+// Programmatic dependent launch: a kernel starts while the one before it still runs. Everything before this call may read
+// only what no kernel of the last two writes: weights, and what earlier kernels have finished. After it, all that the
+// kernel before wrote is visible. Then the next kernel may start: what it reads early is two kernels away from this one.
+__device__ inline void wait_for_previous_kernel() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// 16 bytes of weights: read once, so they are not kept in L1. volatile: the loads stay before wait_for_previous_kernel.
+__device__ inline Pack load_weights(const void* at) {
+    Pack p;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3])
+                 : "l"(at));
+    return p;
+}
+// What an earlier kernel wrote, 16 bytes or a float: not from L1, which may be older.
+__device__ inline Pack load_fresh16(const void* at) {
+    Pack p;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3])
+                 : "l"(at));
+    return p;
+}
+__device__ inline float load_fresh(const float* at) {
+    float f;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(f) : "l"(at));
+    return f;
+}
+// c (16 x 8, float32) += a (16 x 16) b (16 x 8), computed by a warp. With g = lane / 4 and t = lane % 4: a[0] holds row g and
+// columns 2t, 2t + 1; a[1] row g + 8; a[2] and a[3] the same rows, columns 2t + 8, 2t + 9; b0 rows 2t, 2t + 1 and b1 rows
+// 2t + 8, 2t + 9 of column g; c[0], c[1] row g and columns 2t, 2t + 1; c[2], c[3] row g + 8.
+__device__ inline void multiply_add(float* c, const u32* a, u32 b0, u32 b1) {
+#if OPERAND_IS_BF16
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// Two float8 numbers (e4m3) in the low 16 bits become two float16 numbers.
+__device__ inline u32 float8_to_half(u32 two) {
+    u32 out;
+    u16 low = (u16)two;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(low));
+    return out;
+}
+__device__ inline u32 subtract_half(u32 a, u32 b) {
+    u32 out;
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    return out;
+}
+// The bytes of x and y (y first at 4) that `selector` names, four bits for each byte of the result.
+__device__ inline u32 pick_bytes(u32 x, u32 y, u32 selector) { return __byte_perm(x, y, selector); }
+__device__ inline u16 float_to_half(float f) {
+    u16 out;
+    asm("cvt.rn.satfinite.f16.f32 %0, %1;" : "=h"(out) : "f"(f));
+    return out;
+}
+__device__ inline float half_to_float(u16 h) {
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(h));
+    return out;
+}
+
+// Barrier of `count` warps of a block, by one of its 16 named barriers.
+__device__ inline void sync_warps(int barrier, int count) {
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(32 * count) : "memory");
+}
+
+// Thread block clusters: the rank of this block, a barrier of all threads of the cluster, and a float in the shared memory
+// of the block of another rank, at the address that `at` has in this one.
+__device__ inline int rank_in_cluster() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ inline void sync_cluster(const void*) {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ inline float read_remote(const float* at, int rank) {
+    float out;
+    asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];\n}"
+                 : "=f"(out)
+                 : "r"((u32)__cvta_generic_to_shared(at)), "r"(rank));
+    return out;
+}

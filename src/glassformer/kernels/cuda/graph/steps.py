@@ -1,0 +1,219 @@
+"""Decode steps after a prompt, replayed as a CUDA graph: any model, any number of sequences.
+
+`captured_steps` takes over the KV cache of a prompt that the engine has read. Shapes never change from step to step,
+so one capture serves the whole generation, and the next one of the same model and size.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.kernels.cuda.graph import parts
+from glassformer.kernels.cuda.graph.cache import CapturedCache
+from glassformer.kernels.cuda.graph.fused import FusedStep
+from glassformer.kernels.cuda.graph.launches import WEIGHTS, Launch
+from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
+from glassformer.kernels.toolchain import nvrtc
+from glassformer.model import DecoderLM, Seq2Seq
+from glassformer.model.cache import Cache
+from glassformer.model.context import NO_TAP
+from glassformer.model.moe import MoE
+from glassformer.shapes import Bool, Float, Int
+
+LONG_GRAPH = 8
+"""Steps of a graph for greedy runs: between two graphs the GPU waits some microseconds."""
+SLOT_STEP = 256
+"""Capacities are rounded up to a multiple of this, so that a generation of similar length reuses the last capture."""
+
+
+def rounded_capacity(tokens: int) -> int:
+    return -(-tokens // SLOT_STEP) * SLOT_STEP
+
+
+def why_not_fused(model: DecoderLM | Seq2Seq, batch: int, precision: str) -> str | None:
+    """Return why a step of a model consists of torch's kernels alone, or None if fused kernels compute parts of it."""
+    if precision not in WEIGHTS:
+        return f"the fused kernels have no {precision}"
+    if batch > LARGEST_BATCH:
+        return f"the fused kernels decode up to {LARGEST_BATCH} sequences, not {batch}"
+    if (reason := parts.unsupported_parts(model.config, 0).get("model")) is not None:
+        return reason
+    return unsupported_device(model.device)
+
+
+def unsupported_device(device: torch.device) -> str | None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return "the GPU is older than compute capability 9.0"
+    return None if nvrtc.is_available() else "CUDA's run-time compiler (libnvrtc) was not found"
+
+
+class EngineStep:
+    """One new token per sequence, computed by the modules of the engine."""
+
+    def __init__(self, model: DecoderLM | Seq2Seq, cache: CapturedCache, memory_mask: Bool[Tensor, "B N"] | None):
+        self.cache, self.memory_mask = cache, memory_mask
+        # the parts, not the model: captured steps must not keep a model alive
+        self.embed, self.decoder, self.head = model.embed, model.decoder, model.head
+        batch, device = cache.batch, model.device
+        self.tokens = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.history = torch.zeros(batch, cache.slots + 1, dtype=torch.int32, device=device)
+        self.logits = torch.zeros(batch, model.config.vocab_size, dtype=torch.float32, device=device)
+        self.operations: list[Launch | Callable[[], object]] = [self._compute]
+
+    def _compute(self) -> None:
+        head: Any = self.head
+        hidden = self.decoder(self.embed(self.tokens[:, None].long()), cache=self.cache, memory_mask=self.memory_mask)
+        self.logits.copy_(head(hidden, self.embed.tokens.weight)[:, 0])
+        self.tokens.copy_(self.logits.argmax(-1))
+        self.history.index_copy_(1, (self.cache.slot + 1)[None], self.tokens[:, None])
+        self.cache.slot += 1
+
+
+class CapturedSteps:
+    """The steps of some sequences. On a CPU they are computed one by one, for tests."""
+
+    def __init__(self, step: FusedStep | EngineStep, fused: str):
+        self.body, self.cache, self.fused = step, step.cache, fused
+        """`fused` says which parts the fused kernels compute."""
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        """Captured graphs by their number of steps."""
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Return the logits after one more token per sequence."""
+        self.body.tokens.copy_(tokens)
+        self._replay(1)
+        return self.body.logits.clone()
+
+    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[list[list[int]], Float[Tensor, "B V"]]:
+        """Return the `count` tokens after the given ones, each the most likely, and the last logits."""
+        self.body.tokens.copy_(tokens)
+        first = self.cache.length + 1
+        self._replay(count)
+        steps: list[list[int]] = self.body.history[:, first : first + count].T.tolist()
+        return steps, self.body.logits
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        self.cache.reorder(parents)
+
+    @torch.no_grad()
+    def _replay(self, count: int) -> None:
+        if self.cache.length + count > self.cache.slots:
+            raise ValueError(
+                f"{count} tokens more than {self.cache.length} do not fit a cache of {self.cache.slots}: ask for fewer."
+            )
+        left = count
+        while left:
+            size = LONG_GRAPH if left >= LONG_GRAPH else 1
+            if self.cache.device.type == "cuda":
+                self._graph(size).replay()
+            else:
+                self.run(size)
+            left -= size
+        self.cache.length += count
+
+    def run(self, size: int = 1) -> None:
+        """Launch every operation of some steps."""
+        for _ in range(size):
+            for operation in self.body.operations:
+                operation.run() if isinstance(operation, Launch) else operation()
+
+    def _graph(self, size: int) -> torch.cuda.CUDAGraph:
+        """Return the graph of `size` steps, captured at its first use."""
+        if size in self.graphs:
+            return self.graphs[size]
+        with torch.cuda.device(self.cache.device), experts_without_waiting(self.body.decoder):
+            self.compile()
+            tokens, slot = self.body.tokens.clone(), self.cache.slot.clone()
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # before the capture: torch chooses algorithms and allocates workspaces
+                self.run()
+            torch.cuda.current_stream().wait_stream(side)
+            self.body.tokens.copy_(tokens)
+            self.cache.slot.copy_(slot)
+            self.graphs[size] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[size]):
+                self.run(size)
+        return self.graphs[size]
+
+    def compile(self) -> None:
+        """Compile all kernels at once: each takes some tenths of a second, the first time on a machine."""
+        texts = {op.text() for op in self.body.operations if isinstance(op, Launch)}
+        capability = torch.cuda.get_device_capability()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda text: nvrtc.compiled(text, capability), texts))
+
+
+_LAST: "weakref.WeakKeyDictionary[Any, tuple[Any, CapturedSteps]]" = weakref.WeakKeyDictionary()
+"""The steps that were captured last for each model, and what they were captured for."""
+
+
+@torch.no_grad()
+def captured_steps(
+    model: DecoderLM | Seq2Seq,
+    filled: Cache,
+    batch: int,
+    slots: int,
+    precision: str,
+    memory_mask: Bool[Tensor, "B N"] | None = None,
+) -> CapturedSteps:
+    """Return the steps that continue a cache. Those captured last are used again if model and sizes are the same."""
+    key = (batch, precision, _fingerprint(model))
+    made_for, made = _LAST.get(model, (None, None))
+    if made is not None and made_for == key and made.cache.slots >= slots and isinstance(model, DecoderLM):
+        made.cache.take(filled)
+        return made
+    cache = CapturedCache(filled, slots, batch)
+    steps = build_steps(model, cache, precision, memory_mask, _processors(model.device))
+    _LAST[model] = (key, steps)
+    return steps
+
+
+def build_steps(
+    model: DecoderLM | Seq2Seq,
+    cache: CapturedCache,
+    precision: str,
+    memory_mask: Bool[Tensor, "B N"] | None,
+    processors: int,
+) -> CapturedSteps:
+    """Choose between the fused kernels and the modules of the engine."""
+    if why_not_fused(model, cache.batch, precision) is not None:
+        return CapturedSteps(EngineStep(model, cache, memory_mask), "no part")
+    assert isinstance(model, DecoderLM)
+    step = FusedStep(model, cache, cache.batch, precision, processors)
+    fused = " and ".join(f"{part} of {n} layers" for part, n in step.is_fused.items() if n)
+    return CapturedSteps(step, fused or "embedding and head")
+
+
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def _fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
+    """What changes if the weights move or change: kernels read the parameters in place, norms and biases as copies."""
+    return tuple((p.data_ptr(), p._version) for p in model.parameters())
+
+
+@contextmanager
+def experts_without_waiting(model: torch.nn.Module) -> Iterator[None]:
+    """Let mixtures of experts compute every expert for every token: a graph cannot wait for what the router chose."""
+    found = [module for module in model.modules() if isinstance(module, MoE)]
+    for module in found:
+        module.mix = _every_expert.__get__(module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in found:
+            del module.mix
+
+
+def _every_expert(
+    self: MoE, x: Float[Tensor, "*n D"], gates: Float[Tensor, "*n A"], choice: Int[Tensor, "*n A"]
+) -> Float[Tensor, "*n D"]:
+    every = gates.new_zeros(*gates.shape[:-1], len(self.experts)).scatter(-1, choice, gates)
+    return torch.stack([expert(x, NO_TAP) * every[..., e, None] for e, expert in enumerate(self.experts)]).sum(0)

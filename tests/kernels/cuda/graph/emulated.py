@@ -1,0 +1,58 @@
+"""Captured steps whose kernels run on the CPU."""
+
+import ctypes
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer.kernels.cuda.graph import fused, launches, steps
+from glassformer.kernels.cuda.graph.launches import Launch
+from tests.emulated_cuda import built
+
+HERE = Path(__file__).parent
+MACHINE = {"machine.cuh": (HERE / "emulated_machine.h").read_text()}
+PROCESSORS = 3
+
+
+@pytest.fixture
+def on_cpu(monkeypatch, tmp_path_factory):
+    """Kernels are compiled for the CPU, once for each source in a session."""
+    folder = tmp_path_factory.getbasetemp() / "emulated"
+    folder.mkdir(exist_ok=True)
+
+    def run(self: Launch) -> None:
+        library = compiled(self, folder)
+        assert library.size() == ctypes.sizeof(launches.ARGUMENTS[self.file])
+        library.run(ctypes.byref(self.arguments()), self.blocks, 32 * launches.WARPS)
+
+    monkeypatch.setattr(launches, "WARPS", 2)
+    monkeypatch.setattr(fused, "SPLITS", (4, 2))
+    monkeypatch.setattr(Launch, "run", run)
+    monkeypatch.setattr(steps, "unsupported_device", lambda device: None)
+    monkeypatch.setattr(steps, "_processors", lambda device: PROCESSORS)
+    steps._LAST.clear()
+
+
+_BUILT: dict[str, ctypes.CDLL] = {}
+
+
+def compiled(launch: Launch, folder: Path) -> ctypes.CDLL:
+    text = launch.text(MACHINE)
+    mark = hashlib.sha256((launch.kernel + text).encode()).hexdigest()[:12]
+    if mark not in _BUILT:
+        place = folder / mark
+        place.mkdir(exist_ok=True)
+        _BUILT[mark] = built(text, launch.kernel, place, HERE)
+    return _BUILT[mark]
+
+
+def continued(model, tokens: torch.Tensor, new: list[torch.Tensor], precision: str, slots: int = 32) -> torch.Tensor:
+    """Logits after each of the new tokens (steps, B, V), by captured steps after the prompt."""
+    batch, _length = tokens.shape
+    cache = model.new_cache("static", capacity=slots)
+    with torch.no_grad():
+        model(tokens, cache=cache)
+    made = steps.captured_steps(model, cache, batch, slots, precision)
+    return torch.stack([made.step(ids) for ids in new])

@@ -1,0 +1,74 @@
+"""How the rows of a matmul are distributed, and weights in 8 bits. What the kernel computes: test_fused.py."""
+
+import pytest
+import torch
+from torch import nn
+
+from glassformer import config as c
+from glassformer.kernels.cuda.graph import linear
+from glassformer.kernels.cuda.graph.linear import Operand, Shape
+from glassformer.model.layers import Unchanged, build_norm
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "plan"),
+    [
+        ((2048, 512, 512), "float", (1, 4, 132)),
+        ((2048,), "add", (1, 4, 132)),
+        ((8192, 8192), "gated", (2, 1, 132)),
+        ((128256,), "logits", (2, 1, 132)),
+        ((64,), "add", (1, 8, 8)),
+    ],
+)
+def test_the_plan_keeps_processors_and_warps_busy(rows, out, plan):
+    assert Shape(1, rows, 2048, out, "bfloat16").plan(132) == plan
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_quantised_rows_are_within_half_a_step(precision):
+    weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+    stored, scale = linear.quantise(weight, precision)
+    assert stored.dtype is torch.uint8
+    exact = stored.float() - 128 if precision == "int8" else stored.view(torch.float8_e4m3fn).float()
+    error = (exact * scale[:, None] - weight).abs()
+    step = scale[:, None] if precision == "int8" else weight.abs() / 8 + scale[:, None] * 2**-9
+    assert bool((error <= step / 2 * 1.001).all())
+    assert float(exact.abs().max()) == (127 if precision == "int8" else 448)
+
+
+@pytest.mark.parametrize("out", ["float", "activation", "gated", "add", "logits"])
+def test_the_matmul_of_the_library_computes_the_same(out):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(3, 8, generator=generator)
+    matrices = [Operand(torch.randn(6, 8, generator=generator), torch.randn(6, generator=generator)) for _ in range(2)]
+    y = [x @ m.weight.T + m.bias for m in matrices]
+    silu = nn.functional.silu
+    if out == "gated":
+        into, more = torch.zeros(3, 6), {"limit": 0.5, "up_offset": 1.0}
+        wanted = silu(y[0].clamp(max=0.5)) * (y[1].clamp(-0.5, 0.5) + 1)
+    elif out == "float":
+        into, more, wanted = torch.zeros(3, 12), {}, torch.cat(y, 1)
+    else:
+        matrices, into, best = matrices[:1], torch.ones(3, 6), torch.zeros(3, dtype=torch.long)
+        more = {"factor": 0.5, "softcap": 2.0, "best": best}
+        wanted = {"activation": silu(y[0]), "add": 1 + 0.5 * y[0], "logits": 2 * torch.tanh(0.5 * y[0] / 2)}[out]
+    linear.library_matmul(x, matrices, out, into, linear.ACTIVATION_NAMES.index("silu"), more)()
+    torch.testing.assert_close(into, wanted)
+    if out == "logits":
+        assert (0xFFFFFFFF - best).tolist() == wanted.argmax(-1).tolist()
+
+
+def test_norms_are_read_with_their_offset():
+    norm = build_norm(4, c.RMSNorm(eps=0.1, offset=1.0))
+    nn.init.constant_(norm.weight, 0.25)
+    read = linear.norm_factors(norm)
+    assert (read.kind, read.eps, read.weight.tolist(), read.bias) == (1, 0.1, [1.25] * 4, None)
+    assert linear.norm_factors(Unchanged()).kind == linear.norm_factors(None).kind == 0
+    assert linear.norm_factors(build_norm(4, c.LayerNorm())).kind == 2
+
+
+def test_only_plain_layers_of_whole_chunks_suit():
+    assert linear.suits(nn.Linear(64, 3), torch.float32)
+    assert not linear.suits(nn.Linear(63, 3), torch.float32)
+    assert not linear.suits(nn.Linear(64, 3), torch.bfloat16)
+    assert not linear.suits(nn.Identity(), torch.float32)

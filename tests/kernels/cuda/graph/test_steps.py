@@ -1,0 +1,133 @@
+"""Generation by captured steps: what torch generates, for every kind of model. On a CPU the steps are not captured."""
+
+import gc
+
+import pytest
+import torch
+
+from glassformer import config as c
+from glassformer.generation import Sampling, generate, loop
+from glassformer.generation.engine import Implementation, captured_dtype, in_precision
+from glassformer.generation.state import CapturedState
+from glassformer.kernels.cuda.graph import steps
+from glassformer.kernels.cuda.graph.steps import captured_steps, rounded_capacity
+from glassformer.model import build
+from glassformer.model.moe import MoE
+from tests.variants import POSITIONS, decoder, lively
+
+PROMPTS = [[3, 4, 5], [6, 2], [9, 8, 1, 7]]
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """`generate` by captured steps and by torch."""
+    steps._LAST.clear()
+
+    def through(model, request):
+        state = CapturedState(
+            in_precision(model, captured_dtype(model, "float32")), request.prompts, request.max_new_tokens,
+            request.prefill_chunk, captured_steps, 16, "float32",
+        )  # fmt: skip
+        return state, Implementation("native", "cuda", "float32", "emulated")
+
+    def call(model, *given, **changes):
+        wanted = generate(model, *given, engine="torch", **changes)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "make_state", through)
+            return generate(model, *given, **changes), wanted
+
+    return call
+
+
+def seq2seq() -> c.Seq2SeqConfig:
+    return c.Seq2SeqConfig(
+        vocab_size=31, d_model=16, n_layers=2, n_encoder_layers=2, attention=c.Attention(4), feedforward=c.Dense(24),
+        position=c.T5Bias(buckets=8, max_distance=20), norm=c.RMSNorm(),
+    )  # fmt: skip
+
+
+CONFIGS = {
+    **{name: decoder(position=POSITIONS[name]) for name in ("learned", "rotary-halves", "alibi", "t5", "none")},
+    "windows": decoder(attention__window=3),
+    "experts": decoder(feedforward=c.MoE(5, 2, c.Gated(11))),
+    "encoder-decoder": seq2seq(),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_and_beams_of_ragged_prompts_are_torchs(name, captured):
+    model = lively(CONFIGS[name], std=0.4)[0].float()
+    found, wanted = captured(model, PROMPTS, 7, stop=[])
+    assert found == wanted
+    found, wanted = captured(model, PROMPTS, 5, beams=3, stop=[])
+    assert found == wanted
+
+
+def test_sampling_stops_and_changed_weights_are_torchs(captured):
+    model = lively(CONFIGS["rotary-halves"], std=0.4)[0].float()
+    sampling = Sampling(top_k=5, repetition_penalty=1.3)
+    found, wanted = captured(model, PROMPTS, 6, sampling, seed=4)
+    assert found == wanted
+    stop = wanted.new[0][1]
+    found, wanted = captured(model, PROMPTS, 6, sampling, seed=4, stop=[stop])
+    assert (found, found.finished) == (wanted, wanted.finished)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    found, wanted = captured(model, PROMPTS, 6)
+    assert found == wanted
+
+
+def test_the_last_capture_is_used_again_if_it_fits(captured):
+    model = lively(CONFIGS["learned"], std=0.4)[0].float()
+    captured(model, PROMPTS, 4, stop=[])
+    first = steps._LAST[model][1]
+    found, wanted = captured(model, [[1, 2], [3, 4, 5], [6]], 5, stop=[])
+    assert steps._LAST[model][1] is first
+    assert found == wanted
+    captured(model, PROMPTS[:2], 4, stop=[])
+    assert steps._LAST[model][1] is not first
+
+
+def test_captured_steps_do_not_keep_a_model_alive(captured):
+    model = lively(CONFIGS["learned"], std=0.4)[0].float()
+    captured(model, PROMPTS, 4, stop=[])
+    assert len(steps._LAST) == 1
+    del model
+    gc.collect()
+    assert len(steps._LAST) == 0
+
+
+def test_more_tokens_than_the_cache_holds_are_refused():
+    model = build(CONFIGS["learned"])
+    cache = model.new_cache("static", capacity=4)
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]), cache=cache)
+    made = captured_steps(model, cache, 1, 4, "float32")
+    made.step(torch.tensor([4]))
+    with pytest.raises(ValueError, match="do not fit a cache of 4"):
+        made.step(torch.tensor([5]))
+
+
+def test_experts_are_restored_after_a_capture():
+    model = build(CONFIGS["experts"])
+    (mixture,) = [module for module in model.modules() if isinstance(module, MoE)][:1]
+    x, plain = torch.randn(3, 14), mixture.mix
+    gates, choice = torch.rand(3, 2), torch.tensor([[0, 3], [1, 2], [4, 0]])
+    with torch.no_grad(), steps.experts_without_waiting(model):
+        assert mixture.mix != plain
+        every = mixture.mix(x, gates, choice)
+    assert mixture.mix == plain
+    torch.testing.assert_close(every, plain(x, gates, choice))
+
+
+def test_capacities_are_rounded_up():
+    assert [rounded_capacity(n) for n in (1, 256, 257)] == [256, 256, 512]
+
+
+def test_what_is_not_fused_has_a_reason(monkeypatch):
+    model = build(CONFIGS["learned"])
+    assert "no float32" in steps.why_not_fused(model, 1, "float32")
+    assert "up to 64 sequences" in steps.why_not_fused(model, 65, "bfloat16")
+    assert "d_model=14" in steps.why_not_fused(model, 1, "bfloat16")
+    assert "decoder-only" in steps.why_not_fused(build(seq2seq()), 1, "bfloat16")
