@@ -121,7 +121,10 @@ def decode_select(bug: Bug, model: nn.Module) -> float:
     idx, model = probes.rows(1, 9), model.double()
     due = greedy(model, idx, 12)[:, 9:]
     if bug.special == "right padding":
-        made = model.generate(torch.cat([idx, probes.rows(1, 3, seed=6)], 1), 12, probes.pads(12, [3], "right"))[:, 12:]
+        whole = probes.rows(1, 12, seed=7)
+        both = torch.cat([whole, torch.cat([idx, probes.rows(1, 3, seed=6)], 1)])
+        due = greedy(model, whole, 12)[:, 12:]
+        made = model.generate(both, 12, probes.pads(12, [0, 3], "right"))[:1, 12:]
     elif bug.special == "draft":
         made = model.generate(idx, 12, draft=scrambled(model))[:, 9:]
     else:

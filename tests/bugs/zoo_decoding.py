@@ -16,9 +16,9 @@ class SecondLast(Decoder):
         return super().choose(logits[:, :-1], real[:, :-1]) if logits.shape[1] > 1 else super().choose(logits, real)
 
 
-class LastColumn(Decoder):
+class ShortestRow(Decoder):
     def choose(self, logits, real):
-        return logits[:, -1].argmax(-1, keepdim=True)
+        return logits[:, real.sum(1).amin() - 1].argmax(-1, keepdim=True)
 
 
 class AcceptsOneMore(Decoder):
@@ -67,9 +67,9 @@ class KeepsTheSource(EncoderDecoder):
 DECODING = (
     plant(*("picks_second_last", "decode_select", "generate reads the logits before the last"), at={"": SecondLast}),
     plant(
-        *("picks_last_column", "decode_select", "generate reads the last column though it is padding"),
+        *("picks_end_of_shortest", "decode_select", "generate reads every row where the shortest one ends"),
         ROTARY,
-        at={"": LastColumn},
+        at={"": ShortestRow},
         also=("pad_leak",),
         special="right padding",
     ),

@@ -88,7 +88,7 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
         ("structure", structure["structure"]),
         ("attention", attention_steps),
         ("blocks", [("wiring", blocks.wiring), ("eps", norms.eps_as_declared), ("growth", blocks.residual_growth)]),
-        ("placement", [("placement", placement.as_declared), ("stream", placement.stream_added_once)]),
+        ("placement", [*placement.PROBES]),
         ("activation", [("activation", activation.as_declared)]),
         ("positions", [("positions", _positions)]),
         (

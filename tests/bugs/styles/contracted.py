@@ -72,6 +72,10 @@ class Einsum(nn.Module):
             if self.bug == "post_norm":
                 x = self.norms[2 * i](x + self.attend(x, j))
                 x = self.norms[2 * i + 1](x + self.feed(x, j))
+            elif self.bug == "residual_normed":
+                y = self.norms[2 * i](x)
+                x = y + self.attend(y, j)
+                x = x + self.feed(self.norms[2 * i + 1](x), j)
             else:
                 x = x + self.attend(self.norms[2 * i](x), j)
                 x = x + self.feed(self.norms[2 * i + 1](x), j)
@@ -103,6 +107,7 @@ BUGS = {
     "eos_masked": "loss_padding",
     "half_softmax": "low_precision",
     "post_norm": "norm_placement",
+    "residual_normed": "norm_placement",
     "unscaled_init": "residual_growth",
     "slightly_large_head": "init_loss",
 }

@@ -3,7 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.bugs.styles import contracted, encoder, functional, hugging, nano, pair
+from tests.bugs.styles import (
+    contracted,
+    encoder,
+    functional,
+    hugging,
+    inline,
+    legacy_cache,
+    nano,
+    pair,
+    time_first,
+    torch_parts,
+    translator,
+)
 
 STYLES = {
     "nano": (nano, "decoder"),
@@ -12,6 +24,11 @@ STYLES = {
     "contracted": (contracted, "decoder"),
     "encoder": (encoder, "encoder"),
     "pair": (pair, "seq2seq"),
+    "inline": (inline, "decoder"),
+    "legacy_cache": (legacy_cache, "decoder"),
+    "time_first": (time_first, "decoder"),
+    "torch_parts": (torch_parts, "decoder"),
+    "translator": (translator, "seq2seq"),
 }
 
 

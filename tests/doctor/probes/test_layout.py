@@ -9,6 +9,7 @@ from torch import nn
 from glassformer.doctor.probes import attention, layout
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Verdict
+from tests.bugs.styles import time_first
 from tests.doctor.probes.subjects import BUGS, bert, buggy, gpt2, rotary, t5
 
 
@@ -28,6 +29,13 @@ def test_missing_transposes_are_named_with_their_layer(id):
     assert finding.evidence["where"] == ("merged" if "merge" in id else "split")
     if BUGS[id].layer is not None:
         assert finding.evidence["layer"] == BUGS[id].layer
+
+
+@pytest.mark.parametrize(
+    ("bug", "where"), [("merged_untransposed", "merged"), ("split_batch_first", "split"), (None, None)]
+)
+def test_time_may_be_first(bug, where):
+    assert finding_of(subject_of(time_first.build(bug))).evidence.get("where") == where
 
 
 def test_a_leak_through_the_mask_is_no_matter_of_layout():

@@ -8,6 +8,7 @@ import torch
 import glassformer as gf
 from glassformer.doctor.probes import attention, positions
 from glassformer.finding import Verdict
+from tests.bugs.styles import time_first, torch_parts, translator
 from tests.doctor.probes.subjects import bert, buggy, gpt2, names, rotary, sound, t5, warmed
 
 
@@ -28,6 +29,23 @@ def test_correct_models_use_their_positions(make, kind):
 def test_positions_that_do_not_arrive_are_found(id):
     subject = buggy(id)
     assert names(positions.positions_are_used(subject, positions.repeated_token(subject))) == {"position_missing"}
+
+
+@pytest.mark.parametrize(
+    ("style", "bug", "found"),
+    [
+        (translator, "source_without_positions", {"position_missing"}),
+        (time_first, "positions_forgotten", {"position_missing"}),
+        (torch_parts, "positions_by_row", {"position_missing"}),
+        (torch_parts, "positions_clamped", {"position_missing"}),
+        (translator, None, set()),
+        (time_first, None, set()),
+        (torch_parts, None, set()),
+    ],
+)
+def test_sources_tables_that_are_not_used_and_streams_with_time_first_are_examined(style, bug, found):
+    subject = warmed(style.build(bug), kind="seq2seq" if style is translator else "decoder")
+    assert names(positions.positions_are_used(subject, positions.repeated_token(subject))) == found
 
 
 def test_no_positions_is_a_legitimate_design():

@@ -56,6 +56,39 @@ def test_an_id_that_never_counts_is_no_matter_of_the_shift():
     assert findings["loss_padding/every-id"].verdict is Verdict.FAIL
 
 
+class AlignedLabels(type(sound("mean_of_means").model)):
+    """Shifts when it is given tokens alone, and not when it is given labels."""
+
+    def loss(self, idx, labels=None, attention_mask=None):
+        if labels is None:
+            return super().loss(idx, None, attention_mask)
+        return F.cross_entropy(self(idx).flatten(0, 1), labels.flatten())
+
+
+class ShiftedTwiceWithMask(type(sound("mean_of_means").model)):
+    def loss(self, idx, labels=None, attention_mask=None):
+        if attention_mask is None:
+            return super().loss(idx, labels)
+        return F.cross_entropy(self(idx)[:, :-2].flatten(0, 1), idx[:, 2:].flatten())
+
+
+class Targets(type(sound("mean_of_means").model)):
+    """`targets` may be meant for shifted ids."""
+
+    def loss(self, idx, targets=None):
+        return super().loss(idx) if targets is None else F.cross_entropy(self(idx).flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize(
+    ("cls", "found"),
+    [(AlignedLabels, ["label_shift/arguments"]), (ShiftedTwiceWithMask, ["label_shift/arguments"]), (Targets, [])],
+)
+def test_optional_arguments_do_not_change_the_shift(cls, found):
+    subject = sound("mean_of_means")
+    subject.model.__class__ = cls
+    assert failures(training.label_shift(subject)) == found
+
+
 def test_a_caller_who_shifts_is_right_too():
     findings = listed(training.label_shift(warmed(nano_style(), kind="decoder")))
     assert failures(findings) == []

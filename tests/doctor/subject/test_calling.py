@@ -99,6 +99,11 @@ class SetsUpCaches(Attention):
         return self.head(x + self.out(y.transpose(1, 2).flatten(2)))
 
 
+class SetsUpAndNeedsPositions(SetsUpCaches):
+    def forward(self, idx, input_pos):
+        return super().forward(idx, input_pos)
+
+
 class TimeFirst(Attention):
     def forward(self, idx):
         idx = idx.t()
@@ -156,8 +161,9 @@ def test_a_cache_inside_the_model_is_examined_through_start_pos():
     assert names == {"decode_position"}
 
 
-def test_caches_are_set_up_for_every_batch_size():
-    subject = subject_of(SetsUpCaches(), kind="decoder", vocab_size=V)
+@pytest.mark.parametrize("make", [SetsUpCaches, SetsUpAndNeedsPositions])
+def test_caches_are_set_up_for_every_batch_size(make):
+    subject = subject_of(make(), kind="decoder", vocab_size=V)
     assert subject.interface.setup is not None
     assert subject.interface.internal
     found = list(cache_equals_recomputation(subject))

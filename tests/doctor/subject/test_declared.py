@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 import glassformer as gf
 from glassformer.doctor.subject.declared import declared, known_scales
@@ -16,6 +17,42 @@ def test_spellings_of_one_fact_are_one_fact():
     assert facts(n_embd=48).d_model == facts(hidden_size=48).d_model == facts(d_model=48).d_model == 48
     assert facts(block_size=64).max_len == facts(max_position_embeddings=64).max_len == 64
     assert declared(SimpleNamespace(cfg={"vocab_size": 7})).vocab_size == 7
+
+
+@pytest.mark.parametrize(
+    ("fact", "field", "value", "expected"),
+    [
+        ("tied", "share_decoder_input_output_embed", True, True),
+        ("tied", "tie_lm_head_weights", False, False),
+        ("tied", "share_layer_weights", True, None),
+        ("activation", "activation_fn", "relu", "relu"),
+        ("activation", "ffn_act_type", "gelu", "gelu"),
+        ("eps", "norm_layer_epsilon", 1e-3, 1e-3),
+        ("eps", "adam_eps", 1e-3, None),
+        ("placement", "post_layernorm", True, "post"),
+        ("placement", "decoder_normalize_before", True, "pre"),
+        ("placement", "normalize_after", True, "post"),
+        ("rope_base", "rope_freq_base", 500.0, 500.0),
+        ("max_len", "max_target_positions", 64, 64),
+        ("n_layers", "n_decoder_layers", 3, 3),
+        ("window", "sliding_attention_size", 8, 8),
+    ],
+)
+def test_other_spellings_are_read_by_their_words(fact, field, value, expected):
+    assert getattr(facts(**{field: value}), fact) == expected
+
+
+def test_special_ids_and_sizes_are_read_from_the_model_itself():
+    model = nn.Module()
+    model.pad_id, model.n_heads, model.eos_token_id = 3, 4, 9
+    model.table = nn.Embedding(31, 8, padding_idx=5)
+    assert (declared(model).pad, declared(model).n_heads, declared(model).raw["eos_token_id"]) == (3, 4, 9)
+    model.config = {"n_heads": 2}
+    assert (declared(model).pad, declared(model).n_heads) == (3, 2)
+    del model.pad_id
+    assert declared(model).pad == 5
+    model.config = {"pad_token_id": 1}
+    assert declared(model).pad == 1
 
 
 def test_what_is_not_declared_is_none():

@@ -13,6 +13,7 @@ from glassformer.doctor.subject.declared import NAMES, known_scales, yarn_factor
 from glassformer.doctor.subject.measure import visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
+from glassformer.doctor.subject.windows import alternate, own_windows
 from glassformer.finding import Finding, Verdict
 
 MASK_CONSTANT = -1e6
@@ -74,25 +75,28 @@ def look(isolated: Subject, trace: Trace, rows: int, length: int, source: int = 
         }
         if (t, s) != expected.get(role, (length, length)):
             continue
-        allowed = allowed_keys(isolated, role, t, s, layer)
+        allowed = allowed_keys(isolated, role, t, s, layer, stack)
         found.append(Seen(attention, scores, stack, layer, role, allowed, isolated.dtype))
     return found
 
 
-def allowed_keys(subject: Subject, role: str, t: int, s: int, layer: int | None) -> Tensor:
+def allowed_keys(subject: Subject, role: str, t: int, s: int, layer: int | None, stack: str = "") -> Tensor:
     """Which keys a query should see: the past, or everything, within the declared window."""
     i, j = torch.arange(t)[:, None], torch.arange(s)[None]
     if role == "cross":
         return torch.ones(t, s, dtype=torch.bool)
     allowed = j <= i if role == "self" else torch.ones(t, s, dtype=torch.bool)
-    window = window_of(subject, role, layer)
+    window = window_of(subject, role, layer, stack)
     if window is not None:
         allowed = allowed & ((i - j).abs() < window)
     return allowed
 
 
-def window_of(subject: Subject, role: str, layer: int | None) -> int | None:
-    """The declared window of a layer of the encoder or of the decoder."""
+def window_of(subject: Subject, role: str, layer: int | None, stack: str = "") -> int | None:
+    """The declared window of a layer of the encoder or of the decoder: by its own modules, else by the config."""
+    own = own_windows(subject)
+    if layer is not None and (stack, layer) in own:
+        return own[stack, layer]
     return subject.facts.of_stack("encoder" if role == "encoder" else "decoder").window_of(layer or 0)
 
 
@@ -301,9 +305,12 @@ def _weak_score(one: Seen) -> float | None:
 
 def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
     sparse = sparse_fields(subject)
+    by_turns = _full_by_turns(seen)
     for one in seen:
         hidden = hidden_keys(one.scores)
-        window = window_of(subject, one.role, one.layer)
+        window = window_of(subject, one.role, one.layer, one.stack)
+        if id(one) in by_turns:
+            continue
         if one.role == "encoder" and window is not None:
             one = _two_sided(one, window)
         wrong = hidden & one.allowed
@@ -332,6 +339,22 @@ def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
     if subject.facts.window is not None:
         yield Finding("window/count", Verdict.PASS, why="as many keys visible as declared")
     yield Finding("over_mask/pattern", Verdict.PASS, 0.0, 0.0, "every key that should be visible is")
+
+
+def _full_by_turns(seen: list[Seen]) -> set[int]:
+    """Layers with full causal attention that alternate with layers that have exactly the declared window."""
+    windowed, full = list[bool](), set[int]()
+    for one in (one for one in seen if one.role == "self"):
+        visible = ~hidden_keys(one.scores)
+        causal = torch.ones(visible.shape[-2:], dtype=torch.bool).tril()
+        if torch.equal(one.allowed, causal):
+            return set()  # its window, if there is one, does not show at this length
+        is_windowed, is_full = (torch.equal(visible, mask.expand_as(visible)) for mask in (one.allowed, causal))
+        if is_windowed == is_full:
+            return set()
+        windowed.append(is_windowed)
+        full |= {id(one)} if is_full else set()
+    return full if alternate(windowed) else set()
 
 
 def sparse_fields(subject: Subject) -> list[str]:

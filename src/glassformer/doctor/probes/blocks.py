@@ -29,6 +29,8 @@ class Block:
     after: Tensor
     parts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     norms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    read: list[Tensor] = field(default_factory=list)
+    """What any part read, whatever the shape of what it gave."""
     normed: bool = False
     """A part ends in a norm of its own, so that what it gives may be the stream already."""
     entangled: bool = False
@@ -80,6 +82,8 @@ def watch_blocks(isolated: Subject, length: int = 9) -> list[Block]:
                 m: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name, part: str = part_name
             ) -> None:
                 given, out = _tensor([*args, *kwargs.values()]), _tensor(output)
+                if name in calls and given is not None and not is_norm(m):
+                    calls[name].read.append(given.detach())
                 if name in calls and given is not None and out is not None and out.shape == calls[name].before.shape:
                     where = calls[name].norms if is_norm(m) else calls[name].parts
                     where[part] = (given.detach().clone(), out.detach().clone())
@@ -205,7 +209,7 @@ def _judge(isolated: Subject, block: Block) -> Finding | None:
         return Finding(id, Verdict.PASS, 0.0, FIT, "what the parts give is normed before it is added")
     for name, (_, out) in block.norms.items():
         # a norm that only another norm reads is the embedding's, placed in the first block
-        read = any(torch.equal(given, out) for given, _ in block.parts.values())
+        read = any(torch.equal(given, out) for given in block.read)
         _, left = fit(block.after, [out, *parts])
         if left < FIT and read and not _weighs_the_stream(isolated):
             why = f"{block.name} = {name}(stream) + parts: the residual starts from the normed stream"

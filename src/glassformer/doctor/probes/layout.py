@@ -58,12 +58,14 @@ def _by_numbers(subject: Subject, rows: int, length: int) -> list[tuple[Seen, st
         for a, b in pairs:
             if a.role != "self" or a.attention.path != b.attention.path:
                 continue
-            if not _reads_the_same(a, one, two, rows, length, cut, blocks):
+            orders = _reads_the_same(a, one, two, rows, length, cut, blocks)
+            if not orders:
                 break  # what comes in is mixed already: not here
             assert one.logits is not None
             assert two.logits is not None
-            leaks = _apart(one.logits[:, : cut + 1], two.logits[:, : cut + 1])
-            found.append((a, _mixes(a, b, rows, length, cut, leaks)))
+            if not _apart(one.logits[:, : cut + 1], two.logits[:, : cut + 1]):
+                orders = ORDERS  # right in any order if what comes of it does not leak
+            found.append((a, _mixes(a, b, rows, length, cut, orders)))
     return found
 
 
@@ -71,30 +73,45 @@ def _apart(a: Tensor, b: Tensor) -> bool:
     return gap(a, b) > same_shape_bound(a)
 
 
-def _of_tokens(values: Tensor, rows: int, length: int) -> Tensor | None:
-    """(B,T,·) from (B·T,·) or (B,T,·)."""
-    if values.shape[:2] == (rows, length) and values.dim() == 3:
-        return values
-    return values.reshape(rows, length, -1) if values.dim() == 2 and len(values) == rows * length else None
+ORDERS = ("batch first", "time first")
+
+
+def _of_tokens(values: Tensor, rows: int, length: int, order: str) -> Tensor | None:
+    """(B,T,·) from (B·T,·) or (T·B,·), and from tensors of three axes, which show their order."""
+    if values.dim() == 3:
+        first = {(rows, length): ORDERS[0], (length, rows): ORDERS[1]}.get((values.shape[0], values.shape[1]))
+        if first != order:
+            return None
+        return values if first == ORDERS[0] else values.transpose(0, 1)
+    if values.dim() != 2 or len(values) != rows * length:
+        return None
+    return values.reshape(rows, length, -1) if order == ORDERS[0] else values.reshape(length, rows, -1).transpose(0, 1)
 
 
 def _reads_the_same(
     one: Seen, first: Trace, second: Trace, rows: int, length: int, cut: int, blocks: dict[str, nn.Module]
-) -> bool:
-    """Whether the maps of q and k read the same rows up to the cut in both runs; maps are paired in order."""
+) -> tuple[str, ...]:
+    """The orders in which the maps of q and k read the same rows up to the cut in both runs; maps are paired in order.
+
+    Tokens after the cut differ, so that one order fits: batch first, or time first as torch's own attention has it.
+    """
     storages, layer = one.attention.maps, layer_of(one.attention.path, blocks)
 
-    def inputs(trace: Trace) -> list[Tensor]:
+    def inputs(trace: Trace, order: str) -> list[Tensor]:
         # of this layer: shared weights are used in several
         mine = [m for m in trace.linears if m.weight in storages and layer_of(m.path, blocks) == layer]
-        seen = [_of_tokens(m.input, rows, length) for m in mine]
+        seen = [_of_tokens(m.input, rows, length, order) for m in mine]
         return [s[:, : cut + 1] for s in seen if s is not None]
 
-    a, b = inputs(first), inputs(second)
-    return bool(a) and len(a) == len(b) and not any(_apart(x, y) for x, y in zip(a, b, strict=True))
+    found = []
+    for order in ORDERS:
+        a, b = inputs(first, order), inputs(second, order)
+        if a and len(a) == len(b) and not any(_apart(x, y) for x, y in zip(a, b, strict=True)):
+            found.append(order)
+    return tuple(found)
 
 
-def _mixes(a: Seen, b: Seen, rows: int, length: int, cut: int, leaks: bool) -> str | None:
+def _mixes(a: Seen, b: Seen, rows: int, length: int, cut: int, orders: tuple[str, ...]) -> str | None:
     mine, theirs = vectors(a.attention, rows), vectors(b.attention, rows)
     if mine is None or theirs is None:
         return None
@@ -106,11 +123,8 @@ def _mixes(a: Seen, b: Seen, rows: int, length: int, cut: int, leaks: bool) -> s
         return None if len(known) < 3 else ""
     if bool((weights[:, :, : cut + 1, cut + 1 :] != 0).any()):
         return ""  # the future is seen: no matter of the layout
-    # batch first, or time first as torch's own attention has it: right if what comes of it does not leak
-    orders = [[_of_tokens(m, rows, length) for m in (merged, others)]]
-    if not leaks and merged.dim() == 2 and len(merged) == rows * length:
-        orders.append([m.reshape(length, rows, -1).transpose(0, 1) for m in (merged, others)])
-    apart = [_apart(x[:, : cut + 1], y[:, : cut + 1]) for x, y in orders if x is not None and y is not None]
+    pairs = [[_of_tokens(m, rows, length, order) for m in (merged, others)] for order in orders]
+    apart = [_apart(x[:, : cut + 1], y[:, : cut + 1]) for x, y in pairs if x is not None and y is not None]
     return None if not apart else "merged" if all(apart) else ""
 
 

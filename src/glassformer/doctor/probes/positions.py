@@ -38,6 +38,8 @@ UNSTEADY = (
     "convolution or padding), so scores show more than positions"
 )
 
+SOURCE = 11
+"""Length of the source of an encoder-decoder."""
 FREE = ("nope", "no_rope", "norope", "no_position")
 """Words of fields that say which layers go without positions."""
 
@@ -49,6 +51,8 @@ class Constant:
     seen: list[Seen] = field(default_factory=list)
     stream: Tensor | None = None
     """Input of the first layer at row 0: (T,D)."""
+    source: Tensor | None = None
+    """In an encoder-decoder, input of the encoder's first layer at row 0: (S,D)."""
     tables: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
     """Tables other than the vocabulary's, with the rows looked up."""
     logits: Tensor | None = None
@@ -80,7 +84,7 @@ def repeated_token(subject: Subject, warm: float = 1.0, stirred: bool = False) -
             stir(isolated)
         token = isolated.tokens(1, 1, seed=17)
         tokens = token.expand(2, length).contiguous()
-        given = {"source": token.expand(2, 11).contiguous()} if isolated.kind == "seq2seq" else {}
+        given = {"source": token.expand(2, SOURCE).contiguous()} if isolated.kind == "seq2seq" else {}
         with _first_input(isolated, found, length):
             trace = trace_call(isolated, tokens, **given)
         found.seen = look(isolated, trace, 2, length)
@@ -129,22 +133,29 @@ def _one_vector(x: Tensor, rows: int = 2) -> bool:
 @contextlib.contextmanager
 def _first_input(isolated: Subject, found: Constant, length: int) -> Iterator[None]:
     blocks = list(isolated.blocks().items())
-    stack = [b for n, b in blocks if not any("enc" in part for part in n.split("."))] or [b for _, b in blocks]
-    if not stack:
-        yield
-        return
+    encoder = [b for n, b in blocks if any("enc" in part for part in n.split("."))]
+    stack = [b for _, b in blocks if b not in encoder] or [b for _, b in blocks]
 
     def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
         stream = next((a for a in [*args, *kwargs.values()] if isinstance(a, Tensor) and a.dim() == 3), None)
-        if stream is not None and found.stream is None:
+        if stream is None:
+            return
+        if isolated.kind == "seq2seq" and module in encoder:
+            if SOURCE in stream.shape[:2] and found.source is None:
+                found.source = (stream if stream.shape[1] == SOURCE else stream.transpose(0, 1))[0].detach().clone()
+        elif found.stream is None:
+            if stream.shape[0] == length != stream.shape[1]:
+                stream = stream.transpose(0, 1)  # time first
             found.padded = stream.shape[1] > length
             found.stream = stream[0].detach().clone()
 
-    handle = stack[0].register_forward_pre_hook(keep, with_kwargs=True)
+    watched = [*stack[:1], *(encoder[:1] if isolated.kind == "seq2seq" and encoder[:1] != stack[:1] else [])]
+    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in watched]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def scheme(subject: Subject, constant: Constant) -> str | None:
@@ -167,6 +178,25 @@ def scheme(subject: Subject, constant: Constant) -> str | None:
             return kind
     if any("pos" in name.lower() or "wpe" in name.lower() for name in names):
         return "learned"
+    return _kind_of_table(subject, constant)
+
+
+def _kind_of_table(subject: Subject, constant: Constant) -> str | None:
+    """The scheme of a tensor that has a different row for each position, whatever it is called and used or not."""
+    if subject.module is None or constant.stream is None:
+        return None
+    width = constant.stream.shape[-1]
+    heads = {seen.attention.q.shape[-1] for seen in constant.seen}
+    found = {**dict(subject.module.named_buffers()), **dict(subject.module.named_parameters())}
+    for table in (t.detach().squeeze() for t in found.values() if t.is_floating_point() or t.is_complex()):
+        if table.dim() != 2 or len(table) in (subject.vocab_size, table.shape[1]) or len(table) < subject.limit:
+            continue
+        if not bool((table != table[:1]).any(-1)[1:].all()):
+            continue
+        if table.shape[1] == width:
+            return "learned" if table.requires_grad else "sinusoidal"
+        if table.shape[1] in heads | {size // 2 for size in heads}:
+            return "rotary"
     return None
 
 
@@ -189,6 +219,9 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
         own = constant.steady()
     if constant.padded:
         yield Finding.skip(id, PADDED)
+        return
+    if (blind := _source_positions(constant)) is not None:
+        yield blind
         return
     if constant.absolute:
         yield _rows_differ(constant)
@@ -228,6 +261,20 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
         yield Finding.skip(id, UNSTEADY)
         return
     yield _far_positions(flat, kind)
+
+
+def _source_positions(constant: Constant) -> Finding | None:
+    """Whether the encoder of an encoder-decoder knows no order although its decoder does."""
+    own = [s for s in constant.seen if s.role == "encoder"]
+    if constant.source is None or not own or any(id(s) in constant.unsteady or s.attention.capped for s in own):
+        return None
+    if gap(constant.source, constant.source[:1].expand_as(constant.source)) > FLAT * rms(constant.source):
+        return None
+    if any(float(spread(s).max()) > 0 for s in own):
+        return None
+    why = "positions reach the scores of no layer of the encoder: a repeated source token scores the same everywhere"
+    remedy = "Add the position embedding to the source tokens too (or rotate, or add the bias to scores)."
+    return Finding("position_missing/source", Verdict.FAIL, 0.0, 0.0, why, remedy, {"stack": own[0].stack})
 
 
 def _rotated_but_flat(flat: list[tuple[Seen, Tensor]]) -> Finding | None:

@@ -21,6 +21,7 @@ from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.measure import SAME_SHAPE
 from glassformer.doctor.subject.rounding import Measured, first_over, judge
 from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.windows import own_windows
 from glassformer.finding import Finding, Verdict
 from glassformer.shapes import Float, Int
 
@@ -162,7 +163,8 @@ def _stirred(isolated: Subject) -> None:
 
 
 def _past(subject: Subject) -> Callable[[Subject], Measured]:
-    windows = [subject.facts.window_of(layer) for layer in range(subject.facts.whole("n_layers") or 1)]
+    own = list(own_windows(subject).values())
+    windows = own or [subject.facts.window_of(layer) for layer in range(subject.facts.whole("n_layers") or 1)]
     window = None if None in windows else max(w for w in windows if w is not None)
 
     def measure(isolated: Subject) -> Measured:

@@ -1,7 +1,6 @@
 """The loss a model reports: which target each logit is compared with, and which targets count."""
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from glassformer.doctor.probes.padding import amounts, pad_fill, padded
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
+from glassformer.doctor.subject.loss import LossCall, loss_call
 from glassformer.doctor.subject.measure import ulp
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
@@ -27,86 +27,6 @@ SHIFT_REMEDY = (
 PAD_REMEDY = (
     "Sum over counted targets and divide by their number: -100 at padding, ignore_index=-100, one mean over the batch."
 )
-
-
-@dataclass
-class LossCall:
-    """How to ask for the loss: a method `loss`, or labels given to forward."""
-
-    words: str
-    accepted: tuple[int, ...]
-    """Shifts that are right here: 1 where the model shifts, 0 where the caller has."""
-    method: bool
-    labels: str | None
-    mask: str | None
-    needs_labels: bool = False
-    """The method cannot be called without labels."""
-
-    def __call__(
-        self,
-        isolated: Subject,
-        tokens: Tensor,
-        labels: Tensor | None = None,
-        mask: Tensor | None = None,
-        source: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Loss, and the logits it was made from where they come with it."""
-        given: dict[str, Any] = {}
-        labels = tokens if labels is None and self.needs_labels else labels
-        if labels is not None:
-            if self.labels is None:
-                raise Unsupported("its loss takes no labels")
-            given[self.labels] = labels
-        if mask is not None:
-            if self.mask is None:
-                raise Unsupported("its loss takes no mask")
-            given[self.mask] = isolated._mask(mask)
-        source = isolated.source(len(tokens)) if source is None else source
-        seq2seq = isolated.kind == "seq2seq"
-        if self.method:
-            positional = [source, tokens] if seq2seq else [tokens]
-            output = isolated.model.loss(*positional, **given)
-            return _scalar(output), None
-        if labels is None and self.labels:
-            given[self.labels] = tokens
-        first = source if seq2seq else tokens
-        output = isolated.model(first, **{**isolated.filled(tokens, source), **isolated.interface.flags, **given})
-        return _scalar(output), isolated.logits_in(output, tokens)
-
-
-def _scalar(output: Any) -> Tensor:
-    loss = calls.find_loss(output)
-    if loss is None and isinstance(output, tuple | list | Tensor):
-        first = output if isinstance(output, Tensor) else output[0]
-        loss = first.reshape(()) if isinstance(first, Tensor) and first.numel() == 1 else None
-    if loss is None:
-        raise Unsupported("its loss is not one number")
-    return loss
-
-
-def loss_call(subject: Subject) -> LossCall | None:
-    """The way this subject reports a loss; None when it reports none."""
-    method = getattr(subject.model, "loss", None)
-    if callable(method) and not isinstance(method, nn.Module):
-        try:
-            names = list(inspect.signature(method).parameters)
-        except (TypeError, ValueError):
-            return None
-        target_mask = calls.TARGET_MASK if subject.kind == "seq2seq" else calls.MASK
-        labels = next((n for n in calls.LABELS if n in names), None)
-        mask = next((n for n in target_mask if n in names), None)
-        given = labels is not None and inspect.signature(method).parameters[labels].default is inspect.Parameter.empty
-        # from tokens alone it must shift by itself; who shifts labels that the caller has to pass is not declared
-        right = (0,) if subject.kind == "encoder" else (0, 1) if given else (1,)
-        return LossCall("loss()", right, True, labels, mask, given)
-    face = subject.interface
-    if face.labels is None:
-        return None
-    if subject.kind == "encoder" or subject.kind == "seq2seq":
-        accepted: tuple[int, ...] = (0,)
-    else:
-        accepted = (1,) if face.shifts_labels else (0, 1)  # elsewhere the caller may shift, and nothing says who does
-    return LossCall(f"{face.labels}=", accepted, False, face.labels, face.mask)
 
 
 def own_loss(logits: Tensor, labels: Tensor, shift: int) -> Tensor:
@@ -169,14 +89,14 @@ class Rows:
 
 
 def _compare(
-    isolated: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
+    isolated: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None, mask: Tensor | None = None
 ) -> tuple[dict[str, tuple[float, float]], Rows | None]:
     """How each way to shift matches; and the gradient with respect to the logits, where they are seen.
 
     Raises Unsupported where logits come with the loss, the loss is not computed from them, and no shift matches.
     """
     with _overheard(isolated, (tokens.shape[0], tokens.shape[1])) as heard:
-        loss, logits = call(isolated, tokens, labels)
+        loss, logits = call(isolated, tokens, labels, mask)
     assert isolated.module is not None
     logits = heard[0] if logits is None and len(heard) == 1 else logits
     labels = tokens if labels is None else labels
@@ -252,8 +172,38 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         why = f"{call.words} is {factor:.4g} times the mean over its targets"
         yield Finding("loss_padding/denominator", Verdict.FAIL, factor, 1.0, why, PAD_REMEDY, evidence)
     else:
-        yield Finding(id, Verdict.PASS, left, MATCH, f"{call.words}: gradient of {best}")
-        yield from _which_targets_count(subject, call, int(best.split()[1]))
+        other = _other_arguments(subject, call, best)
+        yield other or Finding(id, Verdict.PASS, left, MATCH, f"{call.words}: gradient of {best}")
+        if other is None:
+            yield from _which_targets_count(subject, call, int(best.split()[1]))
+
+
+def _other_arguments(subject: Subject, call: LossCall, best: str) -> Finding | None:
+    """A method that shifts by itself must do so with labels, and with a mask, too: its arguments are optional.
+
+    Labels are aligned with the tokens. An argument with another name (`targets`) may be meant for shifted ones.
+    """
+    if not call.method or call.needs_labels or subject.kind == "encoder":
+        return None
+    with subject.isolated(max(subject.warmth / 2, 1.0)) as isolated, torch.enable_grad():
+        tokens = _ordinary(isolated, isolated.tokens(3, isolated.length(17), seed=33))
+        ways: list[tuple[str, Tensor | None, Tensor | None]] = []
+        if call.labels is not None:
+            ways.append((f"with {call.labels}=tokens", tokens.clone(), None))
+        if call.mask is not None:
+            ways.append((f"with {call.mask}= and no padding", None, torch.ones_like(tokens, dtype=torch.bool)))
+        for words, labels, mask in ways:
+            try:
+                found, _ = _compare(isolated, call, tokens, labels, mask)
+            except Exception:  # such as labels of another form
+                continue
+            name = min(found, key=lambda n: found[n][0])
+            if found[name][0] <= MATCH and name == "shift 0" and labels is not None and not call.labels_aligned:
+                call.given_shift = 0
+            elif found[name][0] <= MATCH and name != best:
+                why = f"{call.words} matches {best} without labels and mask, and {name} {words}"
+                return Finding("label_shift/arguments", Verdict.FAIL, found[name][0], MATCH, why, SHIFT_REMEDY)
+    return None
 
 
 def _which_targets_count(subject: Subject, call: LossCall, shift: int) -> Iterator[Finding]:
@@ -306,6 +256,7 @@ def _ignored(isolated: Subject, call: LossCall, shift: int) -> tuple[float, floa
     labels = isolated.other(tokens) if isolated.kind == "encoder" else tokens.clone()
     labels[0, 5:] = IGNORE
     labels[1, 3:7] = IGNORE
+    shift = shift if call.given_shift is None else call.given_shift
     loss, logits = call(isolated, tokens, labels)
     logits = isolated.logits(tokens) if logits is None else logits
     return float(loss), float(own_loss(logits, labels, shift)), "mean over the targets that are not -100"
@@ -371,6 +322,7 @@ def _accumulated(isolated: Subject, call: LossCall, shift: int) -> tuple[float, 
     batch = padded(isolated, isolated.length(17), amounts(isolated, 0, 12, 9, 3), "right", pad_fill(isolated))
     parts = (slice(0, 1), slice(1, 4))
     marked = call.labels is not None and (call.mask is None or not call.method or isolated.kind == "encoder")
+    shift = call.given_shift if marked and call.given_shift is not None else shift
 
     def loss(rows: slice) -> float:
         tokens, mask = batch.tokens[rows], batch.mask[rows]

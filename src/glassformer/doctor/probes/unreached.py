@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.anatomy.record import SHAPE_ONLY, Graph, Node, record, tensors_in, walk
 from glassformer.doctor.probes.norms import is_norm
+from glassformer.doctor.subject.measure import gap, rms, same_shape_bound
 from glassformer.doctor.subject.subject import Subject, layer_of
 
 Explained = dict[str, str]
@@ -38,7 +39,10 @@ def explain(subject: Subject, dead: list[str]) -> Explained:
         if not left:
             return found
         with contextlib.suppress(Exception, SystemExit):
-            found |= dict.fromkeys(reached_by(subject, call, left), words)
+            names = reached_by(subject, call, left)
+            if call is other_outputs:  # what decides the logits must get a gradient from them
+                names = [name for name in names if not _moves_logits(subject, name)]
+            found |= dict.fromkeys(names, words)
     left = [n for n in dead if n not in found]
     if left:
         with contextlib.suppress(Exception):
@@ -69,6 +73,16 @@ def reached_by(subject: Subject, call: Call, names: list[str]) -> list[str]:
         along = [(t * torch.randn(t.shape, generator=generator).to(t)).sum() for t in outputs]
         gradients = torch.autograd.grad(torch.stack(along).sum(), list(wanted.values()), allow_unused=True)
     return [n for n, g in zip(wanted, gradients, strict=True) if g is not None and bool((g != 0).any())]
+
+
+def _moves_logits(subject: Subject, name: str) -> bool:
+    """Whether other values of a parameter give other logits."""
+    with subject.isolated() as isolated:
+        assert isolated.module is not None
+        before, parameter = isolated.logits(_tokens(isolated)), isolated.module.get_parameter(name)
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(12)).to(parameter)
+        parameter.add_(noise * max(rms(parameter), 1e-3))
+        return gap(isolated.logits(_tokens(isolated)), before) > same_shape_bound(before)
 
 
 def other_outputs(isolated: Subject) -> list[Tensor]:

@@ -1,10 +1,10 @@
 """Experiments with weights, losses and gradients."""
 
 from glassformer.anatomy.record import storage_of
-from glassformer.doctor.probes.training import LossCall, loss_call
 from glassformer.doctor.reproduce.calls import accessor
 from glassformer.doctor.reproduce.experiment import Experiment
 from glassformer.doctor.subject.interface import find_loss
+from glassformer.doctor.subject.loss import LossCall, loss_call
 from glassformer.doctor.subject.trace import trace_call
 
 

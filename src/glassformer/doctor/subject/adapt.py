@@ -1,6 +1,7 @@
 """From a model of any kind to a Subject: how it is called, what it returns, how long its inputs may be."""
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from torch import nn
 
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.calling import settle_call
+from glassformer.doctor.subject.classifier import Tokenwise, tokenwise
 from glassformer.doctor.subject.declared import Declared, declared
 from glassformer.doctor.subject.device import find_device, moved
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
@@ -47,6 +49,8 @@ def subject_of(
     if isinstance(thing, nn.Module) and any(p.device.type == "meta" for p in thing.parameters()):
         raise CannotExamineError(f"{label} has no weights yet (device meta): load or initialise them first.")
     settle_call(subject)
+    if kind in (None, "encoder") and _settle_classifier(subject):
+        kind = "encoder"
     _settle_copies(subject)
     if face.target_is_optional and kind != "seq2seq" and _answers_alone(subject):
         subject.interface = face = calls.inspect_call(thing, single=True)
@@ -71,7 +75,34 @@ def _vocabulary(thing: Any, facts: Declared) -> int:
         return tables[0].num_embeddings
     if heads:
         return heads[-1].out_features
+    with contextlib.suppress(Exception, SystemExit), quiet(), torch.no_grad():
+        return calls.find_logits(thing(torch.zeros(2, 5, dtype=torch.long)), (2, 5)).shape[-1]
     raise CannotExamineError("no vocabulary to guess from (no config, no embedding): give vocab_size.")
+
+
+def _settle_classifier(subject: Subject) -> bool:
+    """Whether it returns one vector for each sequence; then the encoder inside it is examined."""
+    if subject.module is None or subject.interface.is_seq2seq:
+        return False
+    with quiet(), subject.isolated() as isolated:
+        tokens = isolated.tokens(2, isolated.length(5))
+        try:
+            isolated.logits(tokens)
+        except calls.OneVectorError:
+            given = {**isolated.filled(tokens), **isolated.interface.flags}
+            wrapped = tokenwise(isolated.model, tokens, **given)
+            if wrapped is None:
+                return False
+        except (Exception, SystemExit):
+            return False
+        else:
+            return False
+    subject.model = Tokenwise(subject.module, wrapped.path).train(subject.module.training)
+    subject.notes.append(
+        f"it returns one vector for each sequence: it was examined as an encoder, by what {wrapped.path} gives for "
+        "each token and by that vector."
+    )
+    return True
 
 
 def _settle_copies(subject: Subject) -> None:
@@ -201,6 +232,10 @@ def _settle_mask(subject: Subject, name: str) -> None:
     face.mask_dtype, face.mask_inverted = fallback
 
 
+OWN_KIND = {"is_decoder": True, "is_causal": True, "causal": True, "is_encoder": False, "bidirectional": False}
+"""Attributes of a model that say its kind -> the value that a decoder has."""
+
+
 def _guess_kind(subject: Subject) -> Kind:
     face, facts, raw = subject.interface, subject.facts, subject.facts.raw
     declared = str(facts.kind or "").lower()
@@ -209,12 +244,21 @@ def _guess_kind(subject: Subject) -> Kind:
     for word, kind in (("encoder", "encoder"), ("decoder", "decoder"), ("causal", "decoder"), ("bert", "encoder")):
         if word in declared and "encoder-decoder" not in declared:
             return cast(Kind, kind)
+    kept = vars(subject.model) if subject.module is not None else {}
+    for name, when in OWN_KIND.items():
+        if isinstance(kept.get(name), bool):
+            return "decoder" if kept[name] == when else "encoder"
     own = type(subject.model).__name__.lower()
+    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(subject.model).__name__)}
     if isinstance(facts.causal, bool) and "is_decoder" not in raw:
         return "decoder" if facts.causal else "encoder"
     if raw.get("is_decoder") or any(word in own for word in ("causal", "gpt", "decoder", "lmheadmodel")):
         return "decoder"
-    if any(word in own for word in ("maskedlm", "bert", "encoder", "electra")):
+    if any(word in own for word in ("maskedlm", "bert", "encoder", "electra")) or words & {
+        "enc",
+        "mlm",
+        "bidirectional",
+    }:
         return "encoder"
     if face.cache or face.maker or callable(getattr(subject.model, "generate", None)):
         return "decoder"

@@ -36,6 +36,10 @@ def settle_call(subject: Subject) -> None:
         plain = _runs(subject, 5)
     if not plain:
         most = subject.facts.whole("max_len") or SIZES[-1]
+        if face.required and (name := _setup_of(subject)) is not None:
+            face.setup = Setup(name, min(most, 4096))
+            if not _settle_fill(subject, SIZES[0]):
+                face.setup = None
         for length in dict.fromkeys([*(n for n in SIZES if n <= most), min(most, 4096)]):
             if _settle_fill(subject, length):
                 _settle_step(subject, length, most)
@@ -130,10 +134,17 @@ def _settle_layout(subject: Subject) -> None:
             subject.notes.append("it takes tokens as (T,B), with time first.")
 
 
+def _setup_of(subject: Subject) -> str | None:
+    """The method that makes the caches which a model keeps itself."""
+    if subject.module is None:
+        return None
+    return next((n for n in SETUPS if callable(getattr(subject.model, n, None))), None)
+
+
 def _settle_setup(subject: Subject) -> None:
     """A model that does not run before its caches are made: make them as its own method does, for each call."""
     face = subject.interface
-    name = next((n for n in SETUPS if callable(getattr(subject.model, n, None))), None)
+    name = _setup_of(subject)
     if name is None or subject.module is None:
         return
     face.setup = Setup(name, subject.facts.whole("max_len") or 256)

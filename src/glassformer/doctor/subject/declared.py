@@ -5,6 +5,7 @@ the spellings in common use are read into one record; what is not declared stays
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,29 @@ NAMES: dict[str, tuple[str, ...]] = {
     "softcap": ("softcap", "attn_logit_softcapping", "logit_softcap", "attn_softcap"),
 }  # fmt: skip
 """fact -> spellings, the most likely first."""
+
+WORDS: dict[str, tuple[re.Pattern[str], type | tuple[type, ...]]] = {
+    "tied": (
+        re.compile(
+            r"^(?!.*(layer|_kv|attn|expert|rel|cross)).*(tie|tying|share).*(emb|word|weight|head|out|soft|vocab|io)"
+        ),
+        bool,
+    ),
+    "activation": (re.compile(r"(^|_)(act|activation|nonlin|nonlinearity)(_|$)"), str),
+    "n_layers": (re.compile(r"^(n|num|dec\w*)_(\w+_)?(layers?|blocks?)$"), int),
+    "eps": (re.compile(r"^(?!.*(adam|optim)).*(eps|epsilon)$"), float),
+    "placement": (re.compile(r"(pre|post)_?(ln|norm|layer_?norm)|(norm\w*|ln)_(before|after|first)"), (bool, str)),
+    "position": (re.compile(r"^pos\w*_(type|kind|scheme|style|method|enc\w*|emb\w*)$"), str),
+    "rope_base": (re.compile(r"(rope|rotary)\w*_(base|theta)"), (int, float)),
+    "max_len": (re.compile(r"(max|ctx|context|block)\w*_(len|length|size|positions|tokens)$"), int),
+    "init_std": (re.compile(r"(^|_)init\w*_(std|sd|stdev|stddev|sigma)$"), float),
+    "window": (
+        re.compile(r"^(swa|sliding|local|attn|attention)\w*_(window|size|span|width)$|window_(len|length)$"),
+        int,
+    ),
+}
+"""fact -> a pattern of the words that other spellings consist of, and the type of the value. Read where NAMES has
+nothing."""
 
 _MISSING = object()
 
@@ -129,7 +153,8 @@ class Declared:
 
     def every(self, name: str) -> list[Any]:
         """All values that the config gives for one fact, under any of its names; configs may contradict themselves."""
-        return [self.raw[n] for n in NAMES[name] if self.raw.get(n) is not None]
+        found = [self.raw[n] for n in NAMES[name] if self.raw.get(n) is not None]
+        return found or ([self.facts[name]] if self.facts.get(name) is not None else [])
 
     @property
     def head_width(self) -> int | None:
@@ -170,6 +195,8 @@ def declared(model: Any, extra: Mapping[str, Any] | None = None) -> Declared:
         config = None
     ours = _ours(config)
     raw = {**flat(config), **ours}
+    given = {name for name, value in raw.items() if value is not None}
+    raw |= {name: value for name, value in _attributes(model, config is None).items() if name not in given}
     inner = {} if ours else _inner(raw)
     for name, value in (extra or {}).items():
         raw[name.replace("-", "_")] = value
@@ -180,13 +207,50 @@ def declared(model: Any, extra: Mapping[str, Any] | None = None) -> Declared:
     return Declared(facts, raw, {name: Declared(_facts(fields), fields) for name, fields in inner.items()})
 
 
+SIZES = ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "max_len", "tied")
+SPECIAL_ID = re.compile(r"_token_(id|ids|index)$|^(bos|eos|sos|pad|padding|sep|cls|mask|unk)_(id|idx|index)$")
+"""Names of ids with a meaning of their own."""
+
+
+def _attributes(model: Any, sizes: bool) -> dict[str, Any]:
+    """What the model itself keeps as plain attributes: special ids, sizes if it has no config, else the padding id.
+
+    An embedding of the vocabulary with a `padding_idx` declares padding too.
+    """
+    held = vars(model) if isinstance(model, nn.Module) else {}
+    plain = {n: v for n, v in held.items() if isinstance(v, int) and not n.startswith("_") and n != "training"}
+    names = {name for fact in SIZES for name in NAMES[fact]} if sizes else set[str]()
+    found = {n: v for n, v in plain.items() if n in names or (SPECIAL_ID.search(n) and type(v) is int)}
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)] if isinstance(model, nn.Module) else []
+    size = max((table.num_embeddings for table in tables), default=0)
+    ids = [t.padding_idx for t in tables if t.num_embeddings == size and t.padding_idx is not None]
+    if ids and not any(name in found for name in NAMES["pad"]):
+        found["padding_idx"] = ids[0]
+    return found
+
+
 def _facts(raw: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for fact, names in NAMES.items():
         value = next((raw[name] for name in names if raw.get(name) is not None), None)
+        if value is None and fact in WORDS:
+            value = _by_words(fact, raw)
         if value is not None:
             found[fact] = value
     return found
+
+
+def _by_words(fact: str, raw: Mapping[str, Any]) -> Any:
+    """The value of the first field whose name consists of the words of this fact."""
+    pattern, kind = WORDS[fact]
+    for name, value in raw.items():
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int) or not pattern.search(name.lower()):
+            continue
+        if fact == "placement" and isinstance(value, bool):
+            after = "post" in name.lower() or "after" in name.lower()
+            return "post" if value == after else "pre"
+        return value
+    return None
 
 
 OTHER_INPUTS = ("vision", "audio", "image", "video", "speech", "codec", "quantization", "rope", "generation")

@@ -57,7 +57,7 @@ class Interface:
     library: bool = False
     """The model is, or wraps, a class of Hugging Face's transformers: the library's documented conventions hold."""
     shifts_labels: bool = False
-    """The model declares that it shifts `labels` itself: it is a class of transformers that takes them."""
+    """The model declares that it shifts `labels` itself: it has the interface of transformers, input_ids and labels."""
     mask_dtype: torch.dtype = torch.long
     mask_inverted: bool = False
     target_is_optional: bool = False
@@ -131,7 +131,7 @@ def inspect_call(model: Any, single: bool = False) -> Interface:
         attentions=first(("output_attentions", "return_attention", "need_weights", "return_weights", "return_attn")),
     )
     found.library = isinstance(model, nn.Module) and any(is_pretrained(m) for m in model.modules())
-    found.shifts_labels = is_pretrained(model) and found.labels == "labels"
+    found.shifts_labels = found.labels == "labels" and (is_pretrained(model) or tokens == "input_ids")
     found.target_is_optional = target in AMBIGUOUS and target not in required
     if "return_dict" in names:
         found.flags["return_dict"] = True
@@ -148,6 +148,10 @@ def inspect_call(model: Any, single: bool = False) -> Interface:
 
 def _called(model: Any) -> str:
     return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", type(model).__name__)
+
+
+class OneVectorError(CannotExamineError):
+    """A model returned one vector for each sequence."""
 
 
 def is_logits(value: Any, shape: tuple[int, int]) -> bool:
@@ -171,7 +175,7 @@ def find_logits(output: Any, shape: tuple[int, int], vocab_size: int | None = No
     for candidate in _candidates(output):
         if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() in (2, 3):
             if candidate.dim() == 2 and len(candidate) == shape[0] and candidate.shape[1] < (vocab_size or 0):
-                raise CannotExamineError(
+                raise OneVectorError(
                     f"it returns one vector for each sequence, shape {tuple(candidate.shape)}, as a classifier does: "
                     "give a function or module that returns the encoder's output at every position, (B,T,·)."
                 )

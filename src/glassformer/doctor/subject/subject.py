@@ -10,7 +10,6 @@ docs/doctor.md has an example of ten lines.
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from glassformer.config.choices import ModelKind
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.arguments import InternalCache, sizes_for
-from glassformer.doctor.subject.declared import Declared
+from glassformer.doctor.subject.declared import SPECIAL_ID, Declared
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
 from glassformer.doctor.subject.isolate import NoDropout, borrowed
@@ -31,8 +30,6 @@ from glassformer.shapes import Float, Int, Shaped
 Kind = ModelKind
 LENGTHS = (5, 24, 65, 129)
 """Short, usual, and one past two powers of two: "only after position n" bugs like powers of two."""
-SPECIAL_ID = re.compile(r"_token_(id|ids|index)$|^(bos|eos|pad|sep|cls|mask|unk)_(id|idx|index)$")
-"""Fields of a config that name ids with a meaning of their own."""
 LARGE = 30_000_000
 """Parameters above which the longest probes are shortened."""
 

@@ -15,7 +15,8 @@ def styled(style: str, bug: str | None = None, **changes):
 
 def bugs_of(diagnosis: str) -> list[tuple[str, str]]:
     """(style, bug) of every variant with a diagnosis."""
-    return [(style, bug) for style, (m, _) in STYLES.items() for bug, name in m.BUGS.items() if name == diagnosis]
+    return [(style, bug) for style in SOUND for bug, name in STYLES[style][0].BUGS.items() if name == diagnosis]
 
 
-SOUND = tuple(STYLES)
+SOUND = ("nano", "hugging", "functional", "contracted", "encoder", "pair")
+"""Styles that were written for the probes of this folder."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from glassformer.doctor.probes.structure.placement import as_declared, stream_added_once
+from glassformer.doctor.probes.structure.placement import as_declared, residual_not_normed, stream_added_once
 from tests.doctor.probes.structure.cases import styled
 from tests.doctor.probes.subjects import failures, listed
 
@@ -31,6 +31,29 @@ def test_blocks_that_are_modules_are_left_to_the_other_probe():
 def test_without_a_declaration_nothing_is_judged():
     (finding,) = as_declared(styled("functional", "post_norm", pre_norm=None)[0])
     assert str(finding.verdict) == "skip"
+
+
+@pytest.mark.parametrize(
+    ("style", "bug", "changes"),
+    [
+        ("contracted", "residual_normed", {"norm_placement": None}),
+        ("inline", "residual_normed", {}),
+        ("inline", "feed_residual_normed", {}),
+        ("time_first", "residual_normed", {}),
+    ],
+)
+def test_a_residual_that_starts_from_the_normed_stream_is_found_without_a_declaration(style, bug, changes):
+    (finding,) = residual_not_normed(styled(style, bug, **changes)[0])
+    assert (finding.id, str(finding.verdict)) == ("norm_placement/start", "fail")
+    assert ("the feed-forward is added" in finding.why) == (bug == "feed_residual_normed")
+
+
+@pytest.mark.parametrize(
+    ("style", "bug"), [("contracted", None), ("contracted", "post_norm"), ("inline", None), ("torch_parts", None)]
+)
+def test_pre_norm_and_post_norm_layers_are_wired_alike(style, bug):
+    (finding,) = residual_not_normed(styled(style, bug)[0])
+    assert finding.passed
 
 
 def test_a_stream_that_enters_a_sum_twice_is_found():

@@ -82,7 +82,17 @@ def test_shallow_copies_share_their_weights_and_deep_ones_do_not():
     assert examined(model).verdict is Verdict.PASS
 
 
-def test_without_a_declared_number_of_layers_nothing_is_judged():
-    subject, recording = styled("nano", "layers_multiplied")
+@pytest.mark.parametrize(
+    ("bug", "verdict"),
+    [("layers_multiplied", Verdict.FAIL), ("layer_twice", Verdict.FAIL), ("stack_twice", Verdict.SKIP)],
+)
+def test_without_a_declared_number_of_layers_the_list_declares_it_unless_all_of_it_runs_again(bug, verdict):
+    subject, recording = styled("nano", bug)
     subject.facts.facts.pop("n_layers")
+    assert weights_of_its_own(subject, recording).verdict is verdict
+
+
+def test_an_attribute_of_the_model_declares_sharing_too():
+    subject, recording = styled("nano", "layers_multiplied")
+    subject.module.share_layers = True
     assert weights_of_its_own(subject, recording).verdict is Verdict.SKIP

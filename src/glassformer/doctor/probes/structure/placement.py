@@ -13,7 +13,7 @@ from glassformer.doctor.subject.measure import many
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
-ID, GROWTH = "norm_placement/read", "residual_growth/traced"
+ID, GROWTH, START = "norm_placement/read", "residual_growth/traced", "norm_placement/start"
 SAME = 1e-9
 """Relative, in float64: what attention reads is the stream itself."""
 
@@ -50,6 +50,40 @@ def as_declared(subject: Subject) -> Iterator[Finding]:
         yield Finding(ID, Verdict.PASS, why=f"attention reads what {placement}-norm gives it, in {seen} layers")
 
 
+def residual_not_normed(subject: Subject) -> Iterator[Finding]:
+    """Attention and feed-forward of a layer agree on what they are added to, whatever is declared.
+
+    In post-norm layers both are added to what they read, in pre-norm layers neither is. Where one is and the other is
+    not, a residual connection starts from the normed stream. The first layer may read a stream that is normed already.
+    """
+    if subject.module is None or blocks._weighs_the_stream(subject):
+        return
+    judged = []
+    for layer, block in enumerate(recorded(subject, exact=True).anatomy.blocks):
+        q, feed, merged = block.attention.projections.get("q"), block.feed, block.attention.merged
+        tensors = (block.entering, block.joined, block.leaving)
+        if q is None or feed is None or merged is None or not feed.dense or any(t is None for t in tensors):
+            continue
+        entering, joined, leaving = (t for t in tensors if t is not None)
+        read, down = feed.first[0].read, feed.down.out
+        if len({t.shape for t in (q.read, entering, merged.out, joined, leaving, read, down)}) > 1:
+            continue
+        if block.attention.cross or distance(joined, entering + merged.out) >= SAME:
+            continue  # the sum after attention was not located
+        attention = distance(q.read, entering) < SAME
+        from_read, from_stream = (distance(leaving, start + down) < SAME for start in (read, joined))
+        if from_read != from_stream:
+            judged.append((layer, attention, from_read))
+    mixed = [(layer, attention) for layer, attention, feed_ in judged if attention != feed_]
+    if len(mixed) > 1 or any(layer > 0 for layer, _ in mixed):
+        layer, attention = mixed[-1]
+        what, other = ("attention", "the feed-forward") if attention else ("the feed-forward", "attention")
+        why = f"layer {layer}: {what} is added to the normed stream that it reads, {other} to the stream itself"
+        yield Finding(START, Verdict.FAIL, None, None, why, "x = x + f(norm(x)): add to x itself.", {"layer": layer})
+    elif judged:
+        yield Finding(START, Verdict.PASS, why=f"attention and feed-forward are wired alike in {len(judged)} layers")
+
+
 def stream_added_once(subject: Subject) -> Iterator[Finding]:
     """Each sum is the stream once and what its part gave. A factor that the model keeps or declares is by design."""
     assert subject.module is not None
@@ -77,3 +111,6 @@ def stream_added_once(subject: Subject) -> Iterator[Finding]:
                 return
     if seen:
         yield Finding(GROWTH, Verdict.PASS, why=f"the stream enters each of {many(seen, 'sum')} once")
+
+
+PROBES = (("placement", as_declared), ("residual", residual_not_normed), ("stream", stream_added_once))

@@ -80,12 +80,13 @@ def weights_of_its_own(subject: Subject, recording: Recording) -> Finding:
         return Finding.skip(ID, "no matmul with a parameter over all tokens was seen")
     if not reused:
         return Finding(ID, Verdict.PASS, 0.0, 0.0, f"none of {len(used)} matrices is used at two depths")
-    declared = declared_sharing(subject.facts.raw)
+    kept = {n: v for n, v in vars(subject.module).items() if isinstance(v, int | str)} if subject.module else {}
+    declared = declared_sharing({**kept, **subject.facts.raw})
     if declared is not None:
         return _design(reused, f"the config declares it ({declared})")
     layers = subject.facts.whole("n_layers")
-    if layers is None or subject.interface.library:
-        return _design(reused, "the class is a library's" if layers else "no number of layers is declared")
+    if subject.interface.library:
+        return _design(reused, "the class is a library's")
     for one in reused:
         found = _shared(one, reused) or _called_again(one, depths, recording, layers)
         if found is not None:
@@ -131,16 +132,19 @@ def _shared(one: Reuse, reused: list[Reuse]) -> Finding | None:
     )
 
 
-def _called_again(one: Reuse, depths: dict[Matrix, int], recording: Recording, layers: int) -> Finding | None:
-    """One layer of a list, or of stacked weights, that runs again while others run once or not at all."""
+def _called_again(one: Reuse, depths: dict[Matrix, int], recording: Recording, layers: int | None) -> Finding | None:
+    """One layer of a list, or of stacked weights, that runs again while others run once or not at all.
+
+    Where no number of layers is declared, all of them may run again.
+    """
     name = one.names[0]
     if one.sliced:
         runs = [d for m, d in depths.items() if m[0] == one.matrix[0]]
-        size = layers
+        size = layers or len(runs)
     else:
         group = [s for s, names in recording.names.items() if _template(names[0]) == _template(name)]
         runs, size = [max((d for m, d in depths.items() if m[0] == s), default=0) for s in group], len(group)
-    if size < 2 or (len(runs) == size and min(runs) == max(runs) and sum(runs) == layers):
+    if size < 2 or (len(runs) == size and min(runs) == max(runs) and layers in (None, sum(runs))):
         return None
     numbers = _numbers(name)
     at = (one.matrix[1] and f" (at offset {one.matrix[1]})") or ""

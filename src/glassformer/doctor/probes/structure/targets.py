@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glassformer.doctor.probes import training
 from glassformer.doctor.probes.padding import pad_fill, padded
+from glassformer.doctor.subject.loss import loss_call
 from glassformer.doctor.subject.measure import ulp
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
@@ -48,7 +49,7 @@ def must_count(subject: Subject) -> list[int]:
 
 def every_id_counts(subject: Subject) -> Iterator[Finding]:
     """The gradient of the loss with respect to the logits is not zero wherever an id is the target."""
-    call = training.loss_call(subject)
+    call = loss_call(subject)
     if call is None or subject.module is None or not subject.vocabulary_logits:
         yield Finding.skip(IDS, "the model reports no loss")
         return
@@ -95,7 +96,7 @@ def _batches(isolated: Subject, ids: list[int]) -> Iterator[Tensor]:
 
 def padding_labels(subject: Subject) -> Finding:
     """An encoder's loss() that is given a mask does not count labels at padding."""
-    call = training.loss_call(subject)
+    call = loss_call(subject)
     if subject.kind != "encoder" or call is None or subject.module is None or not subject.vocabulary_logits:
         return Finding.skip(PADDING, "not an encoder that reports a loss")
     if not call.method or call.mask is None or call.labels is None:
