@@ -79,12 +79,12 @@ def kernel_of(call: Call) -> str:
 
 
 def test_every_model_has_a_fast_path_on_a_gpu(able):
-    """A small one the persistent kernel, every other a captured graph."""
+    """Small models have kernels of their own, every other model a captured graph."""
     on_gpu = replace(LONG, device=CUDA)
     able.setattr(torch.cuda, "is_available", lambda: True)
     able.setattr("glassformer.kernels.cuda.decode.decoder.unsupported_device", lambda *_: None)
     assert kernel_of(replace(on_gpu, config=small())) == "cuda-persistent"
-    assert kernel_of(replace(on_gpu, config=small(), sequences=3)) == "cuda-graph"
+    assert kernel_of(replace(on_gpu, config=small(), sequences=3)) == "cuda-batch"
     assert kernel_of(replace(on_gpu, config=small(), beams=2)) == "cuda-graph"
     assert kernel_of(replace(on_gpu, config=small(), dtype=torch.float64)) == "cuda-graph"
     for config in (presets.moe_tiny(), seq2seq(), presets.qwen3_0_6b(), presets.deepseek_v3(), presets.gpt2_medium()):
