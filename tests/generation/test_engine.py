@@ -17,7 +17,7 @@ from tests.variants import POSITIONS, decoder, seq2seq
 
 library = pytest.importorskip("glassformer.kernels.cpu.decode.library")
 from glassformer.kernels import decode  # noqa: E402
-from glassformer.kernels.cpu.decode.decoder import weights_of  # noqa: E402
+from glassformer.kernels.cpu.decode.stack import weights_of  # noqa: E402
 from glassformer.kernels.toolchain import nvrtc  # noqa: E402
 
 NANO = presets.nano(max_len=64)
@@ -56,7 +56,6 @@ def test_every_stored_dtype_gets_the_kernels_and_they_compute_in_float32(able, d
         ({"cache": "windowed"}, "a cache of their own kind, not 'windowed'"),
         ({"dtype": torch.float64}, "float64"),
         ({"config": presets.moe_tiny()}, "feedforward='moe'"),
-        ({"config": seq2seq()}, "only decoder-only"),
         ({"device": torch.device("meta")}, "the model is on meta"),
         ({"device": CUDA, "config": small(), "has_draft": True}, "a draft"),
         ({"device": CUDA, "config": small(), "cache": "windowed"}, "a static cache, not 'windowed'"),

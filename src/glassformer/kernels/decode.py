@@ -7,14 +7,13 @@ the machine, never on what was compiled before.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from glassformer.config import ModelConfig
-from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.decoder import NativeDecoder, unsupported_config
+from glassformer.config import EncoderConfig, ModelConfig
+from glassformer.kernels.cpu.decode import NativeDecoder, library, unsupported_config
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.decode import pack as cuda_pack
 from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
@@ -100,7 +99,7 @@ class DecodeKernel(Kernel):
     """A decode kernel, and how its decoder is made."""
 
     device: Literal["cpu", "cuda"]
-    make: Callable[[DecoderLM, int, int, str], Decoder] | None = None
+    make: Callable[[Any, int, int, str], Decoder] | None = None
     """Return the decoder of a model for (number of sequences, capacity in tokens, precision), compiled if need be."""
     continues: Callable[..., Steps] | None = None
     """Return the steps that continue a KV cache which the model has filled: see `captured_steps`."""
@@ -122,6 +121,8 @@ def choose_decoder(request: DecodeRequest) -> tuple[DecodeKernel | None, str]:
 
 def supported_on_cpu(request: DecodeRequest) -> str | None:
     """Return why the CPU kernel cannot serve a request, or None if it can."""
+    if isinstance(request.config, EncoderConfig):
+        return "an encoder does not generate text"
     if request.precision not in KINDS:
         return f"the kernels of a CPU have no {request.precision}"
     return _unsupported_state(request) or unsupported_config(request.config) or library.unavailable()
