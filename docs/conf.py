@@ -1,6 +1,7 @@
 """Settings of the documentation site, which `make site` builds with Sphinx into docs/_build. Nothing is fetched."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -83,7 +84,14 @@ def display_formula(visitor: nodes.NodeVisitor, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def copy_images(app: Sphinx, error: Exception | None) -> None:
+    """Copy the pictures that pages show by HTML, which Sphinx does not collect."""
+    if error is None:
+        shutil.copytree(ROOT / "docs" / "images", Path(app.outdir) / "images", dirs_exist_ok=True)
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", as_myst)
+    app.connect("build-finished", copy_images)
     app.connect("autodoc-process-docstring", as_rst, priority=600)  # after napoleon
     app.add_html_math_renderer("mathml", (inline_formula, None), (display_formula, None))

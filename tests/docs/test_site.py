@@ -35,4 +35,7 @@ def test_the_site_is_built_without_a_warning_and_requests_nothing_from_elsewhere
     pages = list(built_site.rglob("*.html"))
     assert len(pages) > 100
     for page in pages:
-        assert not re.search(r'<(?:script|img|link)[^>]+(?:src|href)="https?:', page.read_text(encoding="utf-8")), page
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r'<(?:script|img|link)[^>]+(?:src|href)="https?:', text), page
+        missing = [name for name in re.findall(r'<img[^>]+src="([^":]+)"', text) if not (page.parent / name).exists()]
+        assert missing == [], page
