@@ -64,7 +64,8 @@ def test_other_ids_in_float32_make_the_run_unsound(subject, tmp_path, fakes):
     fakes["transformers"] = {"ids": [[1, 2, 9]]}
     result = running.run(plan(subject, tmp_path))
     assert not result.sound
-    assert [f.id for f in result.findings if not f.passed] == ["same-ids:transformers"]
+    failed = [f.id for f in result.findings if not f.passed and not f.id.startswith("target")]
+    assert failed == ["same-ids:transformers"]
     fakes["transformers"] = {"ids": [[1, 2, 9]]}
     assert running.run(plan(subject, tmp_path, precisions=("bfloat16",))).sound
 
@@ -123,7 +124,7 @@ def test_converters_that_write_gpt2_only_are_left_out_of_others(tmp_path, fakes,
     made = tiny.write(tmp_path, attention__bias=True, activation="relu")
     given = plan(made, tmp_path, against=("all",), checkouts={"nanogpt": checkout.nanogpt(tmp_path)})
     result = running.run(given)
-    assert result.missing["nanogpt"] == "its converter here supports only GPT-2"
+    assert result.missing["nanogpt"] == "it is measured here with models of kind gpt2"
 
 
 def test_training_of_fakes_compares_losses(tmp_path, fakes, monkeypatch):

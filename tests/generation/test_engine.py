@@ -17,7 +17,7 @@ from tests.variants import POSITIONS, decoder, seq2seq
 
 library = pytest.importorskip("glassformer.kernels.cpu.decode.library")
 from glassformer.kernels import decode  # noqa: E402
-from glassformer.kernels.cpu.decode.decoder import weights_of  # noqa: E402
+from glassformer.kernels.cpu.decode.stack import weights_of  # noqa: E402
 from glassformer.kernels.toolchain import nvrtc  # noqa: E402
 
 NANO = presets.nano(max_len=64)
@@ -56,7 +56,6 @@ def test_every_stored_dtype_gets_the_kernels_and_they_compute_in_float32(able, d
         ({"cache": "windowed"}, "a cache of their own kind, not 'windowed'"),
         ({"dtype": torch.float64}, "float64"),
         ({"config": presets.moe_tiny()}, "feedforward='moe'"),
-        ({"config": seq2seq()}, "only decoder-only"),
         ({"device": torch.device("meta")}, "the model is on meta"),
         ({"device": CUDA, "config": small(), "has_draft": True}, "a draft"),
         ({"device": CUDA, "config": small(), "cache": "windowed"}, "a static cache, not 'windowed'"),
@@ -79,12 +78,12 @@ def kernel_of(call: Call) -> str:
 
 
 def test_every_model_has_a_fast_path_on_a_gpu(able):
-    """A small one the persistent kernel, every other a captured graph."""
+    """Small models have kernels of their own, every other model a captured graph."""
     on_gpu = replace(LONG, device=CUDA)
     able.setattr(torch.cuda, "is_available", lambda: True)
     able.setattr("glassformer.kernels.cuda.decode.decoder.unsupported_device", lambda *_: None)
     assert kernel_of(replace(on_gpu, config=small())) == "cuda-persistent"
-    assert kernel_of(replace(on_gpu, config=small(), sequences=3)) == "cuda-graph"
+    assert kernel_of(replace(on_gpu, config=small(), sequences=3)) == "cuda-batch"
     assert kernel_of(replace(on_gpu, config=small(), beams=2)) == "cuda-graph"
     assert kernel_of(replace(on_gpu, config=small(), dtype=torch.float64)) == "cuda-graph"
     for config in (presets.moe_tiny(), seq2seq(), presets.qwen3_0_6b(), presets.deepseek_v3(), presets.gpt2_medium()):

@@ -313,6 +313,7 @@ REFUSED_ON_CUDA = REFUSED | {
     ("supports", "device", "refused"),
     [
         (decode.supported_on_cpu, "cpu", REFUSED_ON_CPU),
+        (decode.supported_by_batch, "cuda", REFUSED_ON_CUDA),
         (decode.supported_by_persistent, "cuda", REFUSED_ON_CUDA),
     ],
 )
@@ -376,7 +377,7 @@ def test_a_new_field_is_refused_until_a_kernel_lists_it(monkeypatch):
     ("changes", "words"),
     [
         ({"sequences": 2}, "one sequence"),
-        ({"beams": 2}, "one sequence, not 2"),
+        ({"beams": 2}, "beam search"),
         ({"has_draft": True}, "a draft"),
         ({"precision": "int8"}, "float32 and bfloat16"),
         ({"cache": None}, "a cache of their own"),

@@ -103,6 +103,10 @@ class Renderer:
         special = {self._id(text) for text in self.special}
         return after[:1] if after and after[0] in special else []
 
+    def prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
+        """Return the rendered text of a conversation, up to where the assistant begins to answer."""
+        return self._render(messages, answer=True, tools=tools).text
+
     def _render(
         self, messages: Sequence[Mapping[str, Any]], answer: bool = False, tools: Sequence[Any] | None = None
     ) -> RenderedText:

@@ -146,9 +146,10 @@ def _kernel_state(
             in_precision(model, captured_dtype(model, chosen.precision)), request.prompts, request.max_new_tokens,
             request.prefill_chunk, kernel.continues, kernel.capacity_step, chosen.precision,
         )  # fmt: skip
-    assert isinstance(model, DecoderLM)  # no other kind of model has such a kernel
+    assert isinstance(model, DecoderLM | Seq2Seq)  # no other kind of model has such a kernel
     assert kernel.make is not None
-    decoder = kernel.make(model, len(request.prompts), request.capacity, chosen.precision)
+    capacity = 1 + request.max_new_tokens if isinstance(model, Seq2Seq) else request.capacity
+    decoder = kernel.make(model, len(request.prompts), capacity, chosen.precision)
     return KernelState(model, decoder, request.prompts, request.prefill_chunk)
 
 

@@ -332,7 +332,7 @@ def make_readers(
 ) -> tuple[DecoderLM, list[Reader]]:
     """Return the model that computes, and a reader per prompt."""
     chunk = request.prefill_chunk
-    if chosen.kernel is not None:
+    if chosen.kernel is not None and chosen.kernel.make is not None:
         decoder = chosen.kernel.make(model, len(request.prompts), request.capacity, chosen.precision)
         return model, [KernelReader(decoder, index, chunk) for index in range(len(request.prompts))]
     model = in_precision(model, getattr(torch, chosen.precision))

@@ -68,11 +68,8 @@ class TorchState:
         self.source_mask: Tensor | None = None
         if isinstance(model, Seq2Seq):
             source, self.source_mask = pad(prompts, "right", model.device)
-            start = model.config.special.start
-            if start is None:
-                raise ValueError("config.special.start is not set: an encoder-decoder needs a first decoder token.")
             self.memory = model.encode(source, self.source_mask)
-            prompts = [[start] for _ in prompts]
+            prompts = starts(model, len(prompts))
         self.prompts = prompts
         self.tokens, self.real = pad(prompts, "left", model.device)
         capacity = -(-(self.tokens.shape[1] + max_new_tokens) // capacity_step) * capacity_step
@@ -156,14 +153,15 @@ class CapturedState(TorchState):
 class KernelState:
     """The decode state of a compiled kernel: an adapter around the decoder that `kernels` returned."""
 
-    def __init__(self, model: DecoderLM, decoder: Any, prompts: list[list[int]], chunk: int | None):
+    def __init__(self, model: DecoderLM | Seq2Seq, decoder: Any, prompts: list[list[int]], chunk: int | None):
         self.model: Model = model
-        self.decoder, self.prompts, self.chunk = decoder, prompts, chunk
+        self.decoder, self.read, self.chunk = decoder, prompts, chunk
+        self.prompts = starts(model, len(prompts)) if isinstance(model, Seq2Seq) else prompts
         self.owns_threads: bool = decoder.owns_threads
         self.greedy: Greedy | None = self._greedy if hasattr(decoder, "greedy") else None
 
     def start(self) -> Float[Tensor, "B V"]:
-        logits: Tensor = self.decoder.read(self.prompts, self.chunk)
+        logits: Tensor = self.decoder.read(self.read, self.chunk)
         return logits
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
@@ -183,6 +181,14 @@ def greedy_steps(decoder: Any, tokens: Int[Tensor, "B"], count: int) -> list[lis
     steps, logits = decoder.greedy(tokens, count)
     require_numbers(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
     return steps
+
+
+def starts(model: Seq2Seq, sequences: int) -> list[list[int]]:
+    """Return what the decoder of an encoder-decoder starts from, for each sequence."""
+    start = model.config.special.start
+    if start is None:
+        raise ValueError("config.special.start is not set: an encoder-decoder needs a first decoder token.")
+    return [[start] for _ in range(sequences)]
 
 
 def ends_with(tokens: list[int], stops: Sequence[list[int]]) -> bool:

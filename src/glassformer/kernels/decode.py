@@ -7,14 +7,13 @@ the machine, never on what was compiled before.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from glassformer.config import ModelConfig
-from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.decoder import NativeDecoder, unsupported_config
+from glassformer.config import EncoderConfig, ModelConfig
+from glassformer.kernels.cpu.decode import NativeDecoder, library, unsupported_config
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.decode import pack as cuda_pack
 from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
@@ -27,9 +26,9 @@ from glassformer.model.cache import CacheKind
 from glassformer.shapes import Float, Int
 
 CUDA_DTYPES = {"float32": torch.float32, "float16": torch.float32, "bfloat16": torch.bfloat16}
-"""The dtypes in which the persistent kernel keeps weights of each precision."""
-LARGEST_PERSISTENT = 2**28
-"""Bytes of weights up to which the persistent kernel is faster than a graph (docs/benchmarks.md)."""
+"""The dtypes in which the kernels for small models keep weights of each precision."""
+SMALL_MODEL = 2**28
+"""Bytes of weights up to which the kernels for small models are faster than a general graph (docs/benchmarks.md)."""
 
 
 class DecodeRequest(Protocol):
@@ -100,7 +99,7 @@ class DecodeKernel(Kernel):
     """A decode kernel, and how its decoder is made."""
 
     device: Literal["cpu", "cuda"]
-    make: Callable[[DecoderLM, int, int, str], Decoder] | None = None
+    make: Callable[[Any, int, int, str], Decoder] | None = None
     """Return the decoder of a model for (number of sequences, capacity in tokens, precision), compiled if need be."""
     continues: Callable[..., Steps] | None = None
     """Return the steps that continue a KV cache which the model has filled: see `captured_steps`."""
@@ -122,6 +121,8 @@ def choose_decoder(request: DecodeRequest) -> tuple[DecodeKernel | None, str]:
 
 def supported_on_cpu(request: DecodeRequest) -> str | None:
     """Return why the CPU kernel cannot serve a request, or None if it can."""
+    if isinstance(request.config, EncoderConfig):
+        return "an encoder does not generate text"
     if request.precision not in KINDS:
         return f"the kernels of a CPU have no {request.precision}"
     return _unsupported_state(request) or unsupported_config(request.config) or library.unavailable()
@@ -147,20 +148,27 @@ def _unsupported_in_8_bits(request: DecodeRequest) -> str | None:
     return unsupported_device(request.device) if reason is None and torch.cuda.is_available() else reason
 
 
-def supported_by_persistent(request: DecodeRequest) -> str | None:
-    """Return why the persistent CUDA kernel cannot serve a request, or None if it can."""
-    if request.sequences != 1 or request.beams > 1:
-        return f"the persistent kernel decodes one sequence, not {request.sequences * request.beams}"
+def supported_by_batch(request: DecodeRequest) -> str | None:
+    """Return why the CUDA kernels for sequences of a small model cannot serve a request, or None if they can."""
     if request.has_draft:
-        return "the persistent kernel does not support a draft"
+        return "the kernels for small models do not support a draft"
+    if request.beams > 1:
+        return f"the kernels for small models do not support beam search (beams={request.beams})"
     if request.precision not in CUDA_DTYPES:
-        return f"the persistent kernel has float32 and bfloat16, not {request.precision}"
+        return f"the kernels for small models have float32 and bfloat16, not {request.precision}"
     if (reason := _unsupported_state(request) or cuda_pack.unsupported_config(request.config)) is not None:
         return reason
-    if weight_bytes(request.config, CUDA_DTYPES[request.precision]) > LARGEST_PERSISTENT:
-        return "a graph decodes large models faster than the persistent kernel"
-    if not nvrtc.is_available():
-        return "CUDA's run-time compiler (libnvrtc) was not found"
+    if weight_bytes(request.config, CUDA_DTYPES[request.precision]) > SMALL_MODEL:
+        return "a graph decodes large models faster than the kernels for small ones"
+    return None if nvrtc.is_available() else "CUDA's run-time compiler (libnvrtc) was not found"
+
+
+def supported_by_persistent(request: DecodeRequest) -> str | None:
+    """Return why the persistent CUDA kernel cannot serve a request, or None if it can."""
+    if request.sequences != 1:
+        return f"the persistent kernel decodes one sequence, not {request.sequences}"
+    if (reason := supported_by_batch(request)) is not None:
+        return reason
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     from glassformer.kernels.cuda.decode.decoder import unsupported_device as unsupported_by_device
@@ -190,6 +198,12 @@ def _make_persistent(model: DecoderLM, sequences: int, capacity: int, precision:
     return persistent_session(model, capacity, CUDA_DTYPES[precision])
 
 
+def _make_batch(model: DecoderLM, sequences: int, capacity: int, precision: str) -> Decoder:
+    from glassformer.kernels.cuda.decode.session import batch_session
+
+    return batch_session(model, sequences, capacity, CUDA_DTYPES[precision])
+
+
 ON_CPU = "logits within 3e-5 of their largest magnitude in float32; lower precisions round the weights"
 ON_CUDA = "logits within 5e-6 of their largest magnitude in float32; rounding of the weights in bfloat16"
 BY_GRAPH = "the logits of the model's own modules; fused kernels round as bfloat16 or float16 does, and 8 bits more"
@@ -207,6 +221,10 @@ DECODE_KERNELS: tuple[DecodeKernel, ...] = (
     DecodeKernel(
         "cuda-persistent", "decode", _replaces("one new token of one sequence"), supported_by_persistent, ON_CUDA,
         "tests/kernels/cuda/decode/test_decoder.py", "cuda", _make_persistent,
+    ),
+    DecodeKernel(
+        "cuda-batch", "decode", _replaces("one new token per sequence"), supported_by_batch, ON_CUDA,
+        "tests/kernels/cuda/decode/test_batch.py", "cuda", _make_batch,
     ),
     DecodeKernel(
         "cuda-graph", "decode", _replaces("one new token per sequence"), supported_by_graph, BY_GRAPH,

@@ -37,7 +37,7 @@ def test_hidden_states_of_unequal_texts(encoder, name):
         assert float((torch.as_tensor(states) - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["transformers", "ctranslate2"])
+@pytest.mark.parametrize("name", ["glassformer", "transformers", "ctranslate2"])
 def test_tokens_of_an_encoder_decoder(seq2seq, name):
     module = module_of(name)
     order = tiny.order(seq2seq, name, MODULES[name], new=6)

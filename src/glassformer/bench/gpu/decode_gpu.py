@@ -217,14 +217,14 @@ def main() -> None:
     options.add_argument("--shapes", nargs="*", default=["gpt2", "llama_1b", "qwen3_0_6b", "llama_8b_widths"])
     options.add_argument("--gpt-fast", metavar="CHECKOUT")
     options.add_argument("--precision", nargs="*", default=["auto"])
-    options.add_argument("--persistent", type=int, help="Largest bytes of weights for the persistent kernel.")
+    options.add_argument("--small", type=int, help="Largest bytes of weights for the kernels of small models.")
     options.add_argument("--kernel-batch", type=int, help="Largest batch of our matmuls; above it, cuBLAS.")
     for flag in ("eager", "check", "parts"):
         options.add_argument(f"--{flag}", action="store_true")
     given = options.parse_args()
     require_gpu()
-    if given.persistent is not None:
-        decode.LARGEST_PERSISTENT = given.persistent
+    if given.small is not None:
+        decode.SMALL_MODEL = given.small
     if given.kernel_batch:
         linear.KERNEL_BATCH = given.kernel_batch
     for name in given.shapes:

@@ -86,6 +86,7 @@ WORDS: dict[str, tuple[re.Pattern[str], type | tuple[type, ...]]] = {
 }
 """fact -> a pattern of the words that other spellings consist of, and the type of the value. Read where NAMES has
 nothing."""
+PLACED = re.compile(r"^(pre|post)[-_ ]?(norm|ln|layer_?norm)?$")
 
 _MISSING = object()
 
@@ -237,6 +238,9 @@ def _facts(raw: Mapping[str, Any]) -> dict[str, Any]:
             value = _by_words(fact, raw)
         if value is not None:
             found[fact] = value
+    for name, value in raw.items():  # a field for norms in general may say where they are: norm="pre"
+        if "norm" in name.lower() and isinstance(value, str) and (where := PLACED.match(value.lower())):
+            found.setdefault("placement", where[1])
     return found
 
 

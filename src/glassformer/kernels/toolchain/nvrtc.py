@@ -64,10 +64,13 @@ def is_available() -> bool:
         return False
 
 
-@torch.compiler.assume_constant_result
 def can_launch() -> bool:
     """Return whether this machine can compile and run kernels: the answer is a constant for torch.compile."""
     return torch.cuda.is_available() and torch.version.cuda is not None and is_available()
+
+
+# what torch.compiler.assume_constant_result sets; that function imports torch's compiler, half of the time to a token
+setattr(can_launch, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def architecture(capability: tuple[int, int]) -> str:

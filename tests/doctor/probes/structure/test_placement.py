@@ -2,6 +2,7 @@
 
 import pytest
 
+from glassformer.doctor.probes.structure import placement
 from glassformer.doctor.probes.structure.placement import as_declared, residual_not_normed, stream_added_once
 from tests.doctor.probes.structure.cases import styled
 from tests.doctor.probes.subjects import failures, listed
@@ -54,6 +55,16 @@ def test_a_residual_that_starts_from_the_normed_stream_is_found_without_a_declar
 def test_pre_norm_and_post_norm_layers_are_wired_alike(style, bug):
     (finding,) = residual_not_normed(styled(style, bug)[0])
     assert finding.passed
+
+
+def test_attention_that_reads_its_tokens_in_another_order_is_not_judged(monkeypatch):
+    subject = styled("inline", "feed_residual_normed")[0]
+    recording = placement.recorded(subject, exact=True)
+    for block in recording.anatomy.blocks:
+        q = block.attention.projections["q"]
+        q.read = q.read.flip(1)
+    monkeypatch.setattr(placement, "recorded", lambda subject, exact: recording)
+    assert failures(residual_not_normed(subject)) == []
 
 
 def test_a_stream_that_enters_a_sum_twice_is_found():

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from glassformer import config as c
+from glassformer.generation import generate
 from glassformer.kernels.cpu.decode import NativeDecoder, NativeEncoder, NativeError, unsupported_config
 from glassformer.kernels.cpu.decode import encoder as module
 from glassformer.kernels.toolchain import cxx
@@ -95,6 +96,18 @@ def test_an_encoder_decoder_steps_as_torch_for_every_known_variant(config):
     found = [native.read([row[:n].tolist() for row, n in zip(source, (9, 2, 5), strict=True)])]
     found += [native.step(target[:, t]) for t in range(1, 9)]
     assert relative(torch.stack(found, 1), wanted) < 3e-5
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_of_an_encoder_decoder_gives_the_tokens_of_torch(beams, monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_NATIVE", raising=False)
+    model = float_model(seq2seq(max_len=64), std=0.5)
+    sources = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7]]
+    wanted = generate(model, sources, 24, beams=beams, engine="torch")
+    found = generate(model, sources, 24, beams=beams, engine="native")
+    assert found == wanted
+    assert found.engine.engine == "native"
+    assert generate(model, sources, 32, beams=beams).engine.engine == "native"
 
 
 def test_wrong_settings_are_sentences():

@@ -8,9 +8,10 @@ from glassformer.config import ConfigError
 from glassformer.generation import Sampling, generate, loop
 from glassformer.generation.engine import Implementation
 from glassformer.generation.state import KernelState
-from glassformer.kernels.cuda.decode import decoder, session
+from glassformer.kernels.cuda.decode import batch, decoder, session
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.decode.emulated import Emulated
+from tests.kernels.cuda.decode.test_batch import Emulated as EmulatedBatch
 from tests.kernels.cuda.decode.test_decoder import small
 from tests.variants import lively
 
@@ -20,14 +21,20 @@ def emulated(monkeypatch, tmp_path):
     """`generate` on a CPU goes through the kernels of GPUs."""
     monkeypatch.setattr(decoder, "WARPS", 2)
     monkeypatch.setattr(decoder, "NEIGHBOURS", 2)
+    monkeypatch.setattr(batch, "WARPS", dict.fromkeys(batch.WARPS, 2))
     single = lambda model, capacity, dtype: Emulated(model, tmp_path, 2, dtype, capacity)  # noqa: E731
+    several = lambda model, rows, capacity, dtype: EmulatedBatch(model, rows, capacity, tmp_path, dtype)  # noqa: E731
     monkeypatch.setattr(decoder, "_clusters", lambda device: 2)
-    monkeypatch.setattr(session.nvrtc, "compiled", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(session, "_compile", lambda *_: None)
     monkeypatch.setattr(session, "CudaDecoder", single)
+    monkeypatch.setattr(session, "CudaBatch", several)
 
     def through(model, request):
-        made = session.persistent_session(model, request.capacity, torch.float32)
+        size = (request.capacity, torch.float32)
+        if len(request.prompts) == 1:
+            made = session.persistent_session(model, *size)
+        else:
+            made = session.batch_session(model, len(request.prompts), *size)
         state = KernelState(model, made, request.prompts, request.prefill_chunk)
         return state, Implementation("native", "cuda", "float32", "emulated")
 
@@ -41,7 +48,10 @@ def emulated(monkeypatch, tmp_path):
 
 
 @needs_compiler
-@pytest.mark.parametrize("prompts", [[[3, 4, 5]], pytest.param([[7]], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "prompts",
+    [[[3, 4, 5], [6, 2], [9, 8, 1]], *(pytest.param(p, marks=pytest.mark.slow) for p in ([[3, 4, 5]], [[7]]))],
+)
 def test_greedy_is_torchs(prompts, emulated):
     model = lively(small(), std=0.4)[0].float()
     found, wanted = emulated(model, prompts, 5)
@@ -50,7 +60,7 @@ def test_greedy_is_torchs(prompts, emulated):
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("prompts", [[[3, 4, 5]]])
+@pytest.mark.parametrize("prompts", [[[3, 4, 5]], [[3, 4, 5], [6, 2]]])
 def test_sampling_stops_and_changed_weights_are_torchs(prompts, emulated):
     model = lively(small(), std=0.4)[0].float()
     found, wanted = emulated(model, prompts, 3, Sampling(top_k=5, repetition_penalty=1.3), seed=4)
@@ -67,13 +77,13 @@ def test_sampling_stops_and_changed_weights_are_torchs(prompts, emulated):
 
 
 @needs_compiler
-@pytest.mark.parametrize("prompts", [[[3, 4, 5]]])
+@pytest.mark.parametrize("prompts", [[[3, 4, 5]], pytest.param([[3, 4, 5], [6, 2]], marks=pytest.mark.slow)])
 def test_logits_that_are_no_numbers_are_refused(prompts, emulated, monkeypatch):
     model = lively(small(), std=0.4)[0].float()
     emulated(model, prompts, 2)
     made = session._LAST[model][1]
     monkeypatch.setattr(made, "refresh", lambda model: None)
-    held = made.given
+    held = made.given if hasattr(made, "given") else made.held
     held["last_norm"] = torch.full_like(held["last_norm"], float("nan"))
     with pytest.raises(ConfigError, match="not all numbers"):
         emulated(model, prompts, 8)
@@ -95,6 +105,9 @@ def test_kernels_are_compiled_before_they_are_needed(monkeypatch):
     monkeypatch.setattr(session.nvrtc, "compiled", lambda text, capability: made.append(text))
     session.persistent_session(model, 8, torch.float32)
     assert made == [decoder.kernel_text(model, torch.float32)]
+    made.clear()
+    session.batch_session(model, 2, 8, torch.float32)
+    assert made == list(batch.kernel_texts(model, torch.float32).values())
 
 
 def test_one_sequence_needs_clusters_and_enough_shared_memory(monkeypatch):

@@ -6,6 +6,8 @@ sum is normed. Assumption: a placement is declared, and attention's input and re
 
 from collections.abc import Iterator
 
+import torch
+
 from glassformer.anatomy.fits import distance
 from glassformer.doctor.probes import blocks
 from glassformer.doctor.probes.structure.recording import recorded
@@ -16,6 +18,10 @@ from glassformer.finding import Finding, Verdict
 ID, GROWTH, START = "norm_placement/read", "residual_growth/traced", "norm_placement/start"
 SAME = 1e-9
 """Relative, in float64: what attention reads is the stream itself."""
+
+
+ALONG = 0.5
+"""Mean cosine between a stream and a norm of it, token by token; that of unrelated vectors is near 0."""
 
 
 def as_declared(subject: Subject) -> Iterator[Finding]:
@@ -71,6 +77,8 @@ def residual_not_normed(subject: Subject) -> Iterator[Finding]:
         if block.attention.cross or distance(joined, entering + merged.out) >= SAME:
             continue  # the sum after attention was not located
         attention = distance(q.read, entering) < SAME
+        if not attention and float(torch.cosine_similarity(q.read, entering, dim=-1).mean()) < ALONG:
+            continue  # in another order, or something other than a norm of the stream
         from_read, from_stream = (distance(leaving, start + down) < SAME for start in (read, joined))
         if from_read != from_stream:
             judged.append((layer, attention, from_read))

@@ -6,12 +6,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from glassformer.config import DecoderConfig, ModelConfig
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.encoder import NativeEncoder
 from glassformer.kernels.cpu.decode.pack import KINDS, Precision, address, zeros
-from glassformer.kernels.cpu.decode.stack import Tables, reads_in_place, settle, weights_of
-from glassformer.kernels.cpu.decode.stack import unsupported_config as unsupported_model
+from glassformer.kernels.cpu.decode.stack import Tables, reads_in_place, settle, unsupported_config, weights_of
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.shapes import Float, Int
 
@@ -22,12 +20,6 @@ CHUNK = 1024
 SMALL = 16 << 20
 """Bytes of float32 weights below which one thread decodes: a step takes less than a millisecond, two threads would gain
 a third of that on an idle machine, and would wait for each other many times as long where other programs run."""
-
-
-def unsupported_config(config: ModelConfig) -> str | None:
-    """Return why generation cannot use the CPU kernels for a model of this config, or None if it can."""
-    is_decoder = isinstance(config, DecoderConfig)
-    return unsupported_model(config) if is_decoder else "only decoder-only models have decode kernels"
 
 
 def default_threads(model: DecoderLM | Seq2Seq, rows: int) -> int:
@@ -54,7 +46,7 @@ class NativeDecoder:
         threads: int | None = None,
     ):
         cfg = model.config
-        reason = unsupported_model(cfg)
+        reason = unsupported_config(cfg)
         if reason is not None:
             raise library.NativeError(f"{reason}: use engine='torch'.")
         if precision not in KINDS:

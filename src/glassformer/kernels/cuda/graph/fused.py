@@ -67,6 +67,8 @@ class FusedStep:
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.context: list[AttentionContext] = []
         self.operations: list[Operation] = []
+        self.kept: list[Any] = []
+        """Tensors whose addresses are in tables."""
         self.is_fused = {"attention": 0, "feedforward": 0}
         """Number of layers whose part the fused kernels compute."""
         self._build()
@@ -230,7 +232,8 @@ class FusedStep:
         return finish
 
     def _attend(self, layer: int, block: Block, qkv: Tensor, mixed: Tensor) -> Launch:
-        cfg, module, stored = self.config, block.attention, self.cache.layers[layer]
+        cfg, module = self.config, block.attention
+        stored: Any = self.cache.layers[layer]
         H, G, spec = cfg.n_heads, cfg.n_kv_heads, cfg.attention
         group = H // G
         # heads of a block read keys together; with few sequences and few keys, more blocks are worth more
@@ -307,9 +310,8 @@ class FusedStep:
         hidden = self.buffer("hidden", spec.d_ff, self.held)
         x, factors, kind = self._read_stream(norm, once=True)
         layers = self._operands(module.gate, module.up) if isinstance(module, Gated) else self._operands(module.up)
-        self._linear(
-            x, layers, *_first_half(spec, hidden), factors, kind, parts.activation_number(spec), **_limits(spec)
-        )
+        limits: dict[str, Any] = _limits(spec)
+        self._linear(x, layers, _first_half(spec), hidden, factors, kind, parts.activation_number(spec), **limits)
         return lambda: self._finish(hidden, module.down, into)
 
     def _experts(self, module: MoE, spec: c.MoE, norm: nn.Module | None, into: str) -> Callable[[], None]:
@@ -334,7 +336,7 @@ class FusedStep:
         experts: list[Any] = list(module.experts)
         first = [[e.gate, e.up] if isinstance(e, Gated) else [e.up] for e in experts]
         rows, pairs = (unit.d_ff,) * len(first[0]), batch * A
-        self._expert_linear(x, first, rows, *_first_half(unit, hidden), A, choice, pairs, unit)
+        self._expert_linear(x, first, rows, _first_half(unit), hidden, A, choice, pairs, unit)
         down = [[e.down] for e in experts]
         self._expert_linear(hidden, down, (self.config.d_model,), "float", outputs, 1, choice, pairs)
 
@@ -362,14 +364,15 @@ class FusedStep:
         def addresses(field: str) -> list[Tensor | None]:
             """For each matrix, a table with the address of every expert's; None if the experts have none."""
             found = [[getattr(one[i], field) for one in made] for i in range(len(rows))]
-            self.keep = [*getattr(self, "keep", []), found]
+            self.kept.append(found)
             return [
                 None if tensors[0] is None else torch.tensor([t.data_ptr() for t in tensors], device=x.device)
                 for tensors in found
             ]
 
         limits = {} if unit is None else _limits(unit)
-        given = {"weight": addresses("weight"), "bias": addresses("bias"), "choice": choice, "slots": slots, **limits}
+        tables = {field: addresses(field) for field in ("weight", "bias", "scale")}
+        given: dict[str, Any] = {**tables, "choice": choice, "slots": slots, **limits}
         launch = linear(x, made[0], shape, into, self.processors, **given)
         blocks = launch.blocks * pairs
         self.operations.append(Launch("linear", "linear", launch.macros, launch.given, blocks))
@@ -402,8 +405,8 @@ class FusedStep:
         return suits(layer, self.dtype)
 
 
-def _first_half(spec: c.Dense | c.Gated, hidden: Tensor) -> tuple[str, Tensor]:
-    return ("gated" if isinstance(spec, c.Gated) else "activation"), hidden
+def _first_half(spec: c.Dense | c.Gated) -> str:
+    return "gated" if isinstance(spec, c.Gated) else "activation"
 
 
 def _limits(spec: c.Dense | c.Gated) -> dict[str, float]:

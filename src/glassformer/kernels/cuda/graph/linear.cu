@@ -43,7 +43,7 @@ typedef u16 Weight;
 struct Arguments {
     const void* x;             // (B, INNER): operands or, with a norm, the float32 stream
     const Weight* weight[3];   // (ROWSi, INNER); with EXPERTS a table of the addresses of each expert's matrix
-    const float* scale[3];     // (ROWSi), of quantised weights
+    const float* scale[3];     // (ROWSi), of quantised weights; with EXPERTS a table of addresses
     const float* bias[3];      // (ROWSi) or null; with EXPERTS a table of addresses
     const float *norm_weight, *norm_bias;  // (INNER); null: ones, zeros
     void* out;                 // (B, ROWS): float32, or Stored for OUT 1 and 2; OUT 3: the stream
@@ -167,9 +167,11 @@ __device__ inline Row find_row(int unit, int tile, int g) {
 #if EXPERTS
 #define MATRIX(m) (((const Weight* const*)a.weight[m])[expert])
 #define BIAS(m) (a.bias[m] ? ((const float* const*)a.bias[m])[expert] : nullptr)
+#define SCALE(m) (((const float* const*)a.scale[m])[expert])
 #else
 #define MATRIX(m) a.weight[m]
 #define BIAS(m) a.bias[m]
+#define SCALE(m) a.scale[m]
 #endif
 
 // Write one output: `value` of row `row`, vector v; `up` is the second factor of a gated unit.
@@ -319,7 +321,7 @@ _Pragma("unroll") for (int m = 0; m < VECTORS; m++)          \
                 for (int half = 0; half < (OUT == 2 ? 2 : 1); half++) {
                     Row r = find_row(unit, OUT == 2 ? half : t, q * 2 + j % 2);
                     if (NORM >= 0) value[half] *= factor[NORM >= 0 ? min(v, B - 1) : 0];
-                    if (WEIGHTS) value[half] *= a.scale[r.matrix][r.row];
+                    if (WEIGHTS) value[half] *= SCALE(r.matrix)[r.row];
                     const float* bias = BIAS(r.matrix);
                     if (bias) value[half] += bias[r.row];
                 }
