@@ -74,7 +74,10 @@ WORDS: dict[str, tuple[re.Pattern[str], type | tuple[type, ...]]] = {
     "activation": (re.compile(r"(^|_)(act|activation|nonlin|nonlinearity)(_|$)"), str),
     "n_layers": (re.compile(r"^(n|num|dec\w*)_(\w+_)?(layers?|blocks?)$"), int),
     "eps": (re.compile(r"^(?!.*(adam|optim)).*(eps|epsilon)$"), float),
-    "placement": (re.compile(r"(pre|post)_?(ln|norm|layer_?norm)|(norm\w*|ln)_(before|after|first)"), (bool, str)),
+    "placement": (
+        re.compile(r"^(\w+_)?(pre|post)_?(ln|norm|layer_?norm)$|(norm\w*|ln)_(before|after|first)$"),
+        (bool, str),
+    ),
     "position": (re.compile(r"^pos\w*_(type|kind|scheme|style|method|enc\w*|emb\w*)$"), str),
     "rope_base": (re.compile(r"(rope|rotary)\w*_(base|theta)"), (int, float)),
     "max_len": (re.compile(r"(max|ctx|context|block)\w*_(len|length|size|positions|tokens)$"), int),

@@ -62,7 +62,7 @@ def residual_not_normed(subject: Subject) -> Iterator[Finding]:
     In post-norm layers both are added to what they read, in pre-norm layers neither is. Where one is and the other is
     not, a residual connection starts from the normed stream. The first layer may read a stream that is normed already.
     """
-    if subject.module is None or blocks._weighs_the_stream(subject):
+    if subject.module is None or subject.interface.library or blocks._weighs_the_stream(subject):
         return
     judged = []
     for layer, block in enumerate(recorded(subject, exact=True).anatomy.blocks):
