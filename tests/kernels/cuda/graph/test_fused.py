@@ -155,8 +155,3 @@ def test_the_engine_computes_what_the_kernels_do_not(name):
 def test_weights_in_8_bits(precision):
     """The reference has the same weights, rounded to 8 bits."""
     assert error(config(), 2, torch.float16, precision) < FP16
-
-
-@pytest.mark.slow
-def test_every_expert_has_scales_of_its_own():
-    assert error(config(feedforward=c.MoE(4, 2, c.Gated(64))), 2, torch.float16, "int8") < FP16

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from glassformer import config as c
 from glassformer.kernels.cuda.graph import parts
 from glassformer.kernels.cuda.graph.cache import CapturedCache
+from glassformer.kernels.cuda.graph.experts import expert_linear
 from glassformer.kernels.cuda.graph.launches import STORED, Launch
 from glassformer.kernels.cuda.graph.linear import (
     FUSED_NORM,
@@ -67,8 +68,6 @@ class FusedStep:
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.context: list[AttentionContext] = []
         self.operations: list[Operation] = []
-        self.kept: list[Any] = []
-        """Tensors whose addresses are in tables."""
         self.is_fused = {"attention": 0, "feedforward": 0}
         """Number of layers whose part the fused kernels compute."""
         self._build()
@@ -335,10 +334,15 @@ class FusedStep:
         outputs = self.buffer("outputs of experts", self.config.d_model, rows=batch * A)
         experts: list[Any] = list(module.experts)
         first = [[e.gate, e.up] if isinstance(e, Gated) else [e.up] for e in experts]
-        rows, pairs = (unit.d_ff,) * len(first[0]), batch * A
-        self._expert_linear(x, first, rows, _first_half(unit), hidden, A, choice, pairs, unit)
-        down = [[e.down] for e in experts]
-        self._expert_linear(hidden, down, (self.config.d_model,), "float", outputs, 1, choice, pairs)
+        rows = (unit.d_ff,) * len(first[0])
+        shape = Shape(
+            1, rows, x.shape[1], _first_half(unit), self.precision, parts.activation_number(unit), experts=True
+        )
+        made = [self._operands(*layers) for layers in first]
+        self.operations.append(expert_linear(x, made, shape, hidden, choice, self.processors, slots=A, **_limits(unit)))
+        shape = Shape(1, (self.config.d_model,), unit.d_ff, "float", self.precision, experts=True)
+        made = [self._operands(e.down) for e in experts]
+        self.operations.append(expert_linear(hidden, made, shape, outputs, choice, self.processors, slots=1))
 
         def finish() -> None:
             if module.shared is not None:
@@ -351,31 +355,6 @@ class FusedStep:
             self._vector("add_experts", batch, **given)
 
         return finish
-
-    def _expert_linear(
-        self, x: Tensor, layers: list[list[nn.Linear]], rows: tuple[int, ...], out: str, into: Tensor, slots: int,
-        choice: Tensor, pairs: int, unit: c.Dense | c.Gated | None = None,
-    ) -> None:  # fmt: skip
-        made = [self._operands(*expert) for expert in layers]
-        columns = layers[0][0].weight.shape[1]
-        number = None if unit is None else parts.activation_number(unit)
-        shape = Shape(1, rows, columns, out, self.precision, number, experts=True)
-
-        def addresses(field: str) -> list[Tensor | None]:
-            """For each matrix, a table with the address of every expert's; None if the experts have none."""
-            found = [[getattr(one[i], field) for one in made] for i in range(len(rows))]
-            self.kept.append(found)
-            return [
-                None if tensors[0] is None else torch.tensor([t.data_ptr() for t in tensors], device=x.device)
-                for tensors in found
-            ]
-
-        limits = {} if unit is None else _limits(unit)
-        tables = {field: addresses(field) for field in ("weight", "bias", "scale")}
-        given: dict[str, Any] = {**tables, "choice": choice, "slots": slots, **limits}
-        launch = linear(x, made[0], shape, into, self.processors, **given)
-        blocks = launch.blocks * pairs
-        self.operations.append(Launch("linear", "linear", launch.macros, launch.given, blocks))
 
     def _head(self) -> None:
         head: Any = self.head
