@@ -256,9 +256,9 @@ def test_token_ids_are_separated_by_blanks_or_commas():
 
 def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
     text = "one two three four five six seven\neight nine\n\n  indented words that are too long\nso"
-    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda stream: None)
+    monkeypatch.setattr("glassformer.cli.terminal_width", lambda stream: None)
     assert fitted(text) == text
-    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda stream: 20)
+    monkeypatch.setattr("glassformer.cli.terminal_width", lambda stream: 20)
     assert fitted(text).splitlines() == [
         "one two three four",
         "five six seven eight",

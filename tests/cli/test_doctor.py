@@ -108,7 +108,6 @@ def folder(tmp_path_factory):
         ("More", "needs the argument 'image'"),
         ("Writes", "changes its input"),
         ("Cuda", "CPU copy"),
-        ("mystery", "give vocab_size"),
         ("nowhere", "has no nowhere"),
         ("Leaves", "SystemExit: 7"),
         ("Needs", "needs width to be built"),

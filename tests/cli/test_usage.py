@@ -18,7 +18,8 @@ MISTAKES = {
     "sample hi --top_k ten": "--top_k ten must be a whole number, such as 50.",
     "doctor a --kind decodr": "--kind decodr must be decoder, encoder or seq2seq. Did you mean decoder or encoder?",
     "compare a b --dtype int8": "--dtype int8 must be float64, float32, bfloat16 or float16.",
-    "bench decoding": "TASK decoding must be decode, prefill, train, startup or growth. Did you mean decode?",
+    "bench decoding": "TASK decoding must be decode, prefill, encode, train, startup or growth. Did you mean decode or "
+    "encode?",
     "sample hi --seed": "--seed needs a value: a whole number, such as 0.",
     "sample hi --seed --json": "--seed needs a value: a whole number, such as 0.",
     "sample hi --engine": "--engine needs a value: auto, torch or native.",

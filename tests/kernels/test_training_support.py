@@ -110,8 +110,10 @@ CHANGES = {
     "feedforward.expert.activation": {"feedforward": dataclasses.replace(MOE, expert=c.Dense(64, activation="tanh"))},
     "feedforward.expert.bias": {"feedforward": dataclasses.replace(MOE, expert=c.Dense(64, bias=False))},
     "feedforward.limit": {"feedforward": c.Gated(64, limit=0.5)},
+    "feedforward.down_bias": {"feedforward": c.Gated(64, down_bias=True)},
     "feedforward.up_offset": {"feedforward": c.Gated(64, up_offset=1.0)},
     "feedforward.expert.limit": experts(expert=c.Gated(64, limit=0.5)),
+    "feedforward.expert.down_bias": experts(expert=c.Gated(64, down_bias=True)),
     "feedforward.expert.up_offset": experts(expert=c.Gated(64, up_offset=1.0)),
     "feedforward.router": router(scale=2.0),  # a part: its kind has one value
     "feedforward.router.score": router(score="sigmoid"),
@@ -126,6 +128,7 @@ CHANGES = {
     "feedforward.shared.activation": experts(shared=c.Dense(64, activation="tanh")),
     "feedforward.shared.bias": experts(shared=c.Dense(64, bias=False)),
     "feedforward.shared.limit": experts(shared=c.Gated(64, limit=0.5)),
+    "feedforward.shared.down_bias": experts(shared=c.Gated(64, down_bias=True)),
     "feedforward.shared.up_offset": experts(shared=c.Gated(64, up_offset=1.0)),
     "feedforward.shared_gate": experts(shared=c.Dense(64), shared_gate=True),
     "norm": {"norm": c.RMSNorm()},
@@ -200,7 +203,8 @@ CHANGES = {
 DENSE = {f"feedforward.{field}" for field in ("d_ff", "activation", "bias")}
 NO_DENSE = {name for name in CHANGES if name.startswith("feedforward") and name not in DENSE}
 LATENT = {name for name in CHANGES if name.startswith("attention.latent")}
-NEVER = {"layer_kinds", "attention.softcap", "attention.sinks", *LATENT}
+DOWN = {name for name in CHANGES if name.endswith(".down_bias")}
+NEVER = {"layer_kinds", "attention.softcap", "attention.sinks", *LATENT, *DOWN}
 """What no training kernel supports."""
 KINDS = {"pooler", "n_encoder_layers"}
 ROTATED = {name for name in CHANGES if name.startswith("position.scaling")} | {

@@ -76,6 +76,7 @@ PEERS = {
     "gpt2_xl": gpt2(1600, 48, 25),
     "bert_base": bert(768, 12, 12),
     "bert_large": bert(1024, 24, 16),
+    "minilm_l6": bert(384, 6, 12),
     "roberta_base": lambda: hf.RobertaForMaskedLM(
         hf.RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)
     ),
@@ -90,6 +91,7 @@ PEERS = {
     "llama2_7b": llama_like("Llama", **width(4096, 32, 32, 32, 11008, 32000)),
     "llama2_70b": llama_like("Llama", **width(8192, 80, 64, 8, 28672, 32000)),
     "llama3_8b": llama_like("Llama", **width(4096, 32, 32, 8, 14336, 128256)),
+    "llama3_2_1b": llama_like("Llama", **width(2048, 16, 32, 8, 8192, 128256), tie_word_embeddings=True),
     "mistral_7b": llama_like("Mistral", **width(4096, 32, 32, 8, 14336, 32000)),
     "mixtral_8x7b": llama_like("Mixtral", **width(4096, 32, 32, 8, 14336, 32000)),
     "qwen2_0_5b": llama_like("Qwen2", **width(896, 24, 14, 2, 4864, 151936), tie_word_embeddings=True),
@@ -99,7 +101,12 @@ PEERS = {
 }
 # What the peer class leaves out: BertForMaskedLM has no pooler (D·D + D); T5Config of transformers 5 ties the head
 # until a checkpoint brings another one, which every v1.1 checkpoint does (V·D).
-BESIDES = {"bert_base": 768 * 768 + 768, "bert_large": 1024 * 1024 + 1024, "t5_v1_1_small": 32128 * 512}
+BESIDES = {
+    "minilm_l6": 384 * 384 + 384,
+    "bert_base": 768 * 768 + 768,
+    "bert_large": 1024 * 1024 + 1024,
+    "t5_v1_1_small": 32128 * 512,
+}
 
 
 @pytest.mark.sample(11)

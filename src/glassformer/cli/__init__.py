@@ -7,10 +7,12 @@ GLASSFORMER_DEBUG=1 shows the traceback instead.
 
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,9 +30,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(sentence: str) -> None:
     """Print an error, wrapped to the width of a terminal."""
-    from glassformer.cli.common import fitted
-
     print(fitted(f"glass: {sentence}", sys.stderr), file=sys.stderr)
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Return the columns of the terminal; None if the stream is not a terminal, and lines may have any length.
+
+    The default stream is standard output.
+    """
+    return max(40, shutil.get_terminal_size().columns) if (stream or sys.stdout).isatty() else None
+
+
+def fitted(text: str, stream: TextIO | None = None) -> str:
+    """Return a text wrapped to the width of the terminal; unchanged if the stream is not a terminal."""
+    width = terminal_width(stream)
+    if width is None:
+        return text
+    lines: list[str] = []
+    broken = False  # whether the line before was too long, so that a line of the same paragraph joins it
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        whole = f"{lines.pop()} {line}" if broken and line and not indent else line
+        broken = len(whole) > width and not indent
+        lines += textwrap.wrap(whole, width, subsequent_indent=indent) if len(whole) > width else [whole]
+    return "\n".join(lines)
 
 
 CLOSED = 128 + 13

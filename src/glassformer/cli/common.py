@@ -3,16 +3,16 @@
 import contextlib
 import json
 import os
-import shutil
-import sys
 import tempfile
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from glassformer.cli import fitted as fitted
+from glassformer.cli import terminal_width as terminal_width
 from glassformer.config import choices
 from glassformer.errors import GlassformerError
 
@@ -112,29 +112,6 @@ def free_name(path: Path, force: bool) -> Path:
         number += 1
         found = path.with_stem(f"{path.stem}-{number}")
     return found
-
-
-def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal; None if the stream is not a terminal, and lines may have any length.
-
-    The default stream is standard output.
-    """
-    return max(40, shutil.get_terminal_size().columns) if (stream or sys.stdout).isatty() else None
-
-
-def fitted(text: str, stream: TextIO | None = None) -> str:
-    """Return a text wrapped to the width of the terminal; unchanged if the stream is not a terminal."""
-    width = terminal_width(stream)
-    if width is None:
-        return text
-    lines: list[str] = []
-    broken = False  # whether the line before was too long, so that a line of the same paragraph joins it
-    for line in text.splitlines():
-        indent = line[: len(line) - len(line.lstrip())]
-        whole = f"{lines.pop()} {line}" if broken and line and not indent else line
-        broken = len(whole) > width and not indent
-        lines += textwrap.wrap(whole, width, subsequent_indent=indent) if len(whole) > width else [whole]
-    return "\n".join(lines)
 
 
 def wrapped(text: str, width: int | None) -> str:

@@ -30,9 +30,9 @@ from glassformer.training.tuning.lora import target_layers
 
 SHAKESPEARE_CHARACTERS = 65
 """The alphabet of tiny Shakespeare, a file whose hash is known: sizing need not download it."""
-CHUNK_COPIES = {"cuda": {4: 8.0, 2: 4.0}, "cpu": {4: 17.0, 2: 19.0}}
-"""Bytes alive for each logit while a chunk of the loss is computed, by width of the logits: on a GPU logits and their
-gradient; on a CPU float32 logits, probabilities, a mask, one-hot targets and the difference, and bfloat16 logits."""
+CHUNK_COPIES = {"cuda": {4: 8.0, 2: 4.0}, "cpu": {4: 8.0, 2: 19.0}}
+"""Bytes alive for each logit while a chunk of the loss is computed, by width of the logits: logits and their
+gradient; of bfloat16 logits on a CPU also float32 ones, probabilities, a mask, one-hot targets and the difference."""
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,10 @@ def test_nanogpt_style_gets_targets_so_that_it_shows_all_places():
     assert subject.logits(subject.tokens(2, 6)).shape[:2] == (2, 6)
 
 
-def test_a_callable_needs_a_vocabulary():
+def test_the_vocabulary_of_a_callable_is_that_of_its_first_logits():
     with pytest.raises(CannotExamineError, match="give vocab_size"):
-        subject_of(lambda idx: torch.zeros(*idx.shape, 7))
+        subject_of(lambda idx: "text")
+    assert subject_of(lambda idx: torch.zeros(*idx.shape, 7)).vocab_size == 7
     assert subject_of(lambda idx: torch.zeros(*idx.shape, 7), vocab_size=7).vocab_size == 7
 
 

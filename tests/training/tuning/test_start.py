@@ -75,7 +75,7 @@ def test_a_run_records_the_model_and_refuses_another(base, tmp_path):
         (("data.corpus=task:copy",), "has tokens of its own"),
         (('optim.freeze=["embed"]', "lora.rank=2"), "leave out optim.freeze"),
         (("optim.kind=muon", "lora.rank=2"), "needs optim.kind='adamw'"),
-        (("machine.parallel=fsdp", "lora.rank=2"), "use 'ddp'"),
+        (("machine.parallel=fsdp", "lora.quantize=nf4", "lora.rank=2"), "nf4"),
         (("lora.quantize=nf4", "machine.compile=yes"), "use 'auto' or 'no'"),
         (("lora.targets=q",), "must be 'linear' or a list"),
         (("lora.rank=0",), "rank=0 must be"),
