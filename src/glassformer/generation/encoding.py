@@ -26,7 +26,7 @@ def encode(
     `texts` are lists of token ids, one text, or a list of texts if the model was loaded with a tokenizer. They may have
     unequal lengths: each gets what it would get alone. `segments` are the segment ids of each token.
 
-    The compiled kernels of a CPU (`engine="native"`) compute real tokens only, in the same `precision`s as decoding;
+    The compiled kernels of a CPU (`engine="native"`) compute real tokens only, in the precisions of decoding;
     "torch" pads the texts to one batch. "auto" uses the kernels if they support the model and a compiler is there.
 
     >>> states = gf.encode(gf.build(gf.presets.bert_base(n_layers=1)), [[101, 2054, 102], [101, 102]])
