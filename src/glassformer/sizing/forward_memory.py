@@ -50,6 +50,8 @@ def _attention_forward(run: Pass, layer: int) -> int:
     H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
     q, heads = B * T * H * K * w, B * T * H * U * w
     kv = 0 if run.causal else B * T * G * (K + U) * w
+    if (latent := cfg.attention.latent) is not None:  # the cache has low-rank vectors; keys and values are made of them
+        kv = B * T * (H * (K + U) + (latent.q_rank or 0)) * w
     kv += run.hidden_states * run.uses_qk_position(cross=False)  # input of q and k: x + position
     if run.is_explicit:
         return q + kv + _explicit_forward(run) + heads

@@ -59,13 +59,16 @@ def hash_weights(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _base_name(folder: Path) -> str:
+    """Return the name or path of the model that an adapter folder names as its base; empty if it names none."""
+    own = (folder / TOML).exists()
+    name = _table(folder)["base"].get("model") if own else read_json(folder / peft.CONFIG).get(peft.BASE)
+    return name if isinstance(name, str) else ""
+
+
 def base_of(folder: Path) -> Path:
     """Return the model that an adapter folder names as its base."""
-    if (folder / TOML).exists():
-        name = _table(folder)["base"].get("model", "")
-    else:
-        name = read_json(folder / peft.CONFIG).get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
+    if not (name := _base_name(folder)):
         raise WeightsError(f"the adapter {folder} does not name its base model: load that model, and pass adapter=.")
     try:
         return resolve(name)
@@ -94,9 +97,10 @@ def read_adapted(
     config, state, origin = read_model(place)
     contents = read_adapter(folder, config, origin.family)
     if contents.sha256 and contents.sha256 != (found := hash_weights(state)):
+        named = f" (its folder names {name})" if (name := _base_name(folder)) else ""
         raise WeightsError(
             f"the adapter {folder} was trained on other weights than those of {place} (SHA-256 "
-            f"{contents.sha256[:12]}…, here {found[:12]}…): give the model that it was trained on."
+            f"{contents.sha256[:12]}…, here {found[:12]}…): give those weights{named}."
         )
     for name, adapter in contents.layers.items():
         weight = state[f"{name}.weight"]
@@ -154,10 +158,8 @@ def _read_own(folder: Path, config: ModelConfig) -> Contents:
         layer = linear.get(name)
         if a is None or b is None or layer is None or shapes != [(rank, layer.in_features), (layer.out_features, rank)]:
             wanted = "no such layer" if layer is None else f"({layer.out_features}, {layer.in_features})"
-            raise WeightsError(
-                f"the adapter {folder} does not fit this model ({name} has A and B of {shapes}, the layer is "
-                f"{wanted}): it belongs to another model."
-            )
+            reason = f"{name} has A and B of {shapes}, the layer is {wanted}"
+            raise peft.other_base(folder, reason, base.get("model"))
         layers[name] = Adapter(a, b, scale, magnitude, stabilised)
     known = {name + suffix for name in names for suffix in SUFFIXES.values()}
     if unknown := sorted(set(stored) - known):
