@@ -27,7 +27,6 @@ from tests.sizing.test_memory import (
 )
 
 
-
 def with_latent(**changes) -> c.ModelConfig:
     attention = c.Attention(4, d_head=96, d_value=64, bias=False, latent=c.Latent(128, 32, **changes))
     return c.replace(LLAMA, attention=attention, position=c.Rotary(fraction=1 / 3))
