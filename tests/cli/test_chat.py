@@ -2,7 +2,6 @@ import io
 import json
 import os
 import pty
-import random
 import select
 import signal
 import subprocess
@@ -12,8 +11,7 @@ import time
 import pytest
 
 from tests.chat import models
-from tests.cli.asking import run, settings
-from tests.training import tiny
+from tests.cli.asking import run
 
 
 @pytest.fixture(scope="module")
@@ -103,32 +101,6 @@ def test_a_broken_template_and_wrong_options_are_one_sentence(type_lines, tmp_pa
     assert (code, err.strip().endswith("the chat template refuses these messages: no.")) == (2, True)
     assert run(capsys, "chat", "--seed", "-1")[0] == 2
     assert run(capsys, "chat", "--model", tmp_path / "nothing")[0] == 2
-
-
-def dialogues(count):
-    """Conversations of two questions; a question does not determine its answer unless the dialogue was learned."""
-    draw = random.Random(0)
-
-    def words(n):
-        return " ".join(draw.choice(tiny.WORDS) for _ in range(n))
-
-    return [[f"{i}: {words(2)}?", words(5), f"and {words(2)}?", words(5)] for i in range(count)]
-
-
-@pytest.mark.slow
-def test_dialogues_that_were_learned_by_heart_are_answered_word_for_word(type_lines, tmp_path, capsys):
-    learned, roles = dialogues(20), ("user", "assistant", "user", "assistant")
-    rows = [{"messages": [{"role": r, "content": t} for r, t in zip(roles, one, strict=True)]} for one in learned]
-    data, base = tmp_path / "talks.jsonl", models.write(tmp_path / "base")
-    data.write_text("\n".join(map(json.dumps, rows)))
-    changes = ("loop.steps=150", "loop.batch=8", "loop.eval_every=150", "machine.compile=no", "optim.lr=5e-3")
-    more = settings(*changes, f"chat.validation={data}", "chat.too_long=error", f"data.cache={tmp_path / 'tokens'}")
-    code, _, err = run(capsys, "train", "--from", base, "--chat", data, "--out", tmp_path / "run", *more)
-    assert code == 0, err
-    lines = [line for one in learned for line in (one[0], one[2], "/reset")]
-    code, out, err = type_lines(*lines, options=("--temperature", "0"), model=tmp_path / "run" / "last")
-    assert code == 0, err
-    assert out.splitlines() == [answer for one in learned for answer in (one[1], one[3])]
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
