@@ -27,6 +27,7 @@ def test_the_column_of_gpu_kernels_names_the_outermost_field():
     plain = presets.llama_tiny(d_model=36, n_heads=6)  # sizes that no kernel takes do not count
     latent = c.Attention(6, d_head=12, d_value=8, bias=False, latent=c.Latent(kv_rank=14, d_shared=4))
     assert on_gpu(plain) == "yes"
-    assert on_gpu(c.replace(plain, attention=latent)) == "graph: attention.latent"
+    shared = c.Rotary(fraction=1 / 3)
+    assert on_gpu(c.replace(plain, attention=latent, position=shared)) == "graph: attention.latent"
     assert on_gpu(presets.t5_small()) == "graph"
     assert on_gpu(presets.bert_base()) == "no"

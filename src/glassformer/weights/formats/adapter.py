@@ -23,7 +23,7 @@ from glassformer.model.adapters import Adapter, adaptable, adapters_of, scale_of
 from glassformer.model.nf4 import quantize
 from glassformer.pretrained import portable_name
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import TOKENIZER_FILES, Origin, is_adapter, load_config, read_model, resolve
+from glassformer.weights.folder import TOKENIZER_FILES, Origin, family_of, is_adapter, load_config, read_model, resolve
 from glassformer.weights.formats import peft
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
@@ -84,6 +84,19 @@ def adapted_config(folder: Path) -> ModelConfig:
     return _model(folder) if (folder / TOML).exists() else load_config(base_of(folder))
 
 
+def _check_adapter(folder: Path) -> None:
+    if not is_adapter(folder):
+        raise WeightsError(f"{folder} is not an adapter folder: it needs {peft.CONFIG} or {TOML}, and no whole model.")
+
+
+def check_fits(folder: Path, base: Path | None = None) -> None:
+    """Raise WeightsError unless an adapter fits its base (None: the one that it names), whose weights are not read."""
+    _check_adapter(folder)
+    place = base_of(folder) if base is None else base
+    if not is_adapter(place):
+        read_adapter(folder, load_config(place), family_of(place))
+
+
 def read_adapted(
     base: Path | None, folder: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> tuple[ModelConfig, dict[str, Tensor], Origin]:
@@ -91,8 +104,7 @@ def read_adapted(
 
     `base` is the model; None for the one that the adapter names.
     """
-    if not is_adapter(folder):
-        raise WeightsError(f"{folder} is not an adapter folder: it needs {peft.CONFIG} or {TOML}, and no whole model.")
+    _check_adapter(folder)
     place = base_of(folder) if base is None else base
     config, state, origin = read_model(place)
     contents = read_adapter(folder, config, origin.family)
