@@ -68,10 +68,10 @@ def test_transformers_and_ours_have_the_same_losses(loaded, preset):
     losses = []
     for given in (loaded(preset, "glassformer", "ours"), loaded(preset, "transformers", "hugging")):
         trainer = training.trainer(given)
-        losses.append([trainer.step(*training.batch(given, step)) for step in range(6)])
+        losses.append([trainer.step(*training.batch(given, 0)) for _ in range(6)])
     ours, theirs = losses
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-4
-    assert ours[-1] < ours[0]
+    assert ours[-1] < ours[0] - 0.01
 
 
 def test_a_step_counts_its_tokens_or_one(loaded, tmp_path):
@@ -79,11 +79,11 @@ def test_a_step_counts_its_tokens_or_one(loaded, tmp_path):
     assert training.tokens_per_step(order(tmp_path, "glassformer")) == 1
 
 
-def test_batches_of_a_model_hold_the_first_ids_only(loaded):
+def test_batches_of_a_model_hold_the_first_ids_only(loaded, tmp_path):
     given = loaded("llama_tiny", "glassformer", "ours")
     assert given.setting["vocabulary"] == 256  # its whole vocabulary is less than 512
-    wide = training.setting_of(Plan("train", model="gpt2"), subjects.Subject(None, gf.presets.gpt2(), "gpt2"))
-    assert wide.facts()["vocabulary"] == training.USED
+    made = subjects.write(tmp_path, gf.presets.nano(vocab_size=1000, n_layers=1), "wide", 0)
+    assert training.setting_of(Plan("train", model="nano"), made).facts()["vocabulary"] == training.USED
 
 
 def test_on_a_gpu_the_residual_stream_is_narrow_and_matmuls_can_be(loaded):

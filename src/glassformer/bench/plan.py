@@ -65,7 +65,7 @@ class Plan:
         if self.task not in TASKS:
             raise BenchError(unknown(self.task, TASKS, "benchmark"))
         if self.device not in DEVICES:
-            raise BenchError(unknown(self.device, DEVICES, "device"))
+            raise BenchError(f"--device {self.device} is not known: use {' or '.join(DEVICES)}.")
         for precision in self.precisions:
             self._check_precision(precision)
         for name, least in (("batch", 0), ("rounds", 1), ("prompt", 0), ("new", 0), ("threads", 0), ("layers", 0)):

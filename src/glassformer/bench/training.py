@@ -60,8 +60,10 @@ def settings() -> tuple[Setting, ...]:
 
 
 def setting_of(plan: Plan, made: "Subject") -> Setting:
-    """Return the setting of `--model`."""
-    config = made.config
+    """Return the setting of `--model`. The config is that of the folder, which all load: a format may add biases."""
+    from glassformer.weights import load_config
+
+    config = load_config(made.root / "hf")
     if not isinstance(config, c.DecoderConfig):
         raise BenchError(f"--model {plan.model_name} cannot be trained here: give a decoder.")
     context, shape = plan.length_prompt, f"{plural(config.n_layers, 'layer')}, {config.d_model} wide"
@@ -90,7 +92,7 @@ def tokens_per_step(order: Order) -> int:
 def run_of(order: Order) -> Any:
     """Return the run of our training step."""
     from glassformer.training.run import Loop, Optim, Run, Schedule
-    from glassformer.training.sections import Start
+    from glassformer.training.sections import Loss, Start
 
     facts = order.setting
     return Run(
@@ -99,6 +101,7 @@ def run_of(order: Order) -> Any:
         seed=SEED,
         optim=Optim(lr=facts["lr"], beta2=facts["beta2"], weight_decay=0.1),
         schedule=Schedule("constant", warmup=0),
+        loss=Loss(balance=0.0),  # the others balance no experts either
         loop=Loop(steps=1_000_000, batch=facts["batch"], context=facts["context"]),
         machine=machine_of(order),
     )
@@ -158,7 +161,7 @@ def first_steps_of_a_run(order: Order) -> tuple[str, list[float]]:
 
     from glassformer import __version__
     from glassformer.training.loop import train
-    from glassformer.training.sections import Data, Start
+    from glassformer.training.sections import Data, Loss, Start
     from glassformer.training.session import open_session
 
     torch.set_num_threads(order.threads)
@@ -177,7 +180,8 @@ def first_steps_of_a_run(order: Order) -> tuple[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         loop = dataclasses.replace(run.loop, log_every=1)
         data = Data(corpus=str(order.text), tokenizer=str(order.words))
-        run = dataclasses.replace(run, start=Start(), loop=loop, data=data, out=str(Path(folder) / "run"))
+        usual = {"start": Start(), "loss": Loss(), "data": data, "loop": loop, "out": str(Path(folder) / "run")}
+        run = dataclasses.replace(run, **usual)
         session = open_session(run)
         with contextlib.suppress(Done):
             train(session.run, session.data, listen)

@@ -16,7 +16,10 @@ def load(order: Order) -> Any:
     sys.path.insert(0, order.checkout)
     theirs = library("model")
     cfg, tensors = config_of(order), arrays(order)
-    has_bias = any(value.any() for name, value in tensors.items() if name.endswith(".bias"))
+    # biases of zero are left out, unless training would change them
+    has_bias = bool(order.setting.get("loaded")) or any(
+        value.any() for name, value in tensors.items() if name.endswith(".bias")
+    )
     shape = theirs.GPTConfig(
         block_size=cfg["n_positions"], vocab_size=cfg["vocab_size"], n_layer=cfg["n_layer"], n_head=cfg["n_head"],
         n_embd=cfg["n_embd"], dropout=0.0, bias=has_bias,
