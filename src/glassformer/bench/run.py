@@ -190,7 +190,8 @@ def _start_training(
     """Measure start-up of training: per precision one group for a cold and one for a warm start."""
     start = subjects.subject(plan)
     setting = training.setting_of(plan, start)
-    plain, groups = startup.plain_rows(training=True), []
+    plain = startup.plain_rows(training=True)
+    groups: list[Group] = []
     for precision, rows in _trained_rows(plan, _fitting(chosen, start.config, missing)).items():
         orders = []
         pair = {

@@ -134,7 +134,7 @@ def write_words(text: Path, tokenizer: Path, used: int, vocabulary: int, seed: i
     draw = random.Random(seed)
     words = (f"t{int(draw.random() ** 3 * used)}" for _ in range(WORDS))
     whole = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocabulary)}, unk_token="t0"))
-    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     write_atomically(text, " ".join(words).encode())
     write_atomically(tokenizer, whole.to_str().encode())
 

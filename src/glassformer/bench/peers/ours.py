@@ -47,14 +47,8 @@ class Peer:
         from glassformer.generation import stream
 
         rows: list[list[int]] = [[] for _ in prompts]
-        for gained in stream(
-            self.model,
-            prompts,
-            new,
-            stop=[],
-            engine=self.engine,
-            precision=self.precision,  # type: ignore[arg-type]
-        ):
+        options: Any = {"engine": self.engine, "precision": self.precision}
+        for gained in stream(self.model, prompts, new, stop=[], **options):
             mark()
             for row, token in zip(rows, gained, strict=True):
                 assert token is not None  # stop=[]: no sequence ends early
