@@ -109,8 +109,10 @@ class Optimizer:
                 for parameter in group["params"]:
                     name = self.names[id(parameter)]
                     held = {key: tensors[f"{name}/{key}"] for key in keys.pop(name, [])}
+                    # a fused kernel reads the step counter through its address: on a GPU it must not be on the CPU
+                    read_there = group.get("fused") or group.get("capturable")
                     member.state[parameter] = {
-                        key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                        key: value.to(parameter.device if key != "step" or read_there else "cpu", copy=True)
                         for key, value in held.items()
                     }
         left = sorted(f"{owner}/{key}" for owner, held in keys.items() for key in held)
