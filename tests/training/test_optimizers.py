@@ -111,6 +111,20 @@ def test_foreign_state_is_refused():
         optimizer.load_state({"unknown/step": torch.zeros(())})
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_loaded_step_counters_are_where_the_kernel_reads_them(fused):
+    """A fused kernel reads them through their address: a counter on the CPU is an illegal memory access on a GPU."""
+    held = Optimizer(with_gradients(build(variants.decoder())), Optim())
+    held.step(1.0)
+    elsewhere = Optimizer(build(variants.decoder(), device="meta"), Optim())  # stands for a GPU
+    for group in elsewhere.members[0][0].param_groups:
+        group["fused"] = fused
+    elsewhere.load_state(held.state())
+    for state in elsewhere.members[0][0].state.values():
+        assert state["step"].device.type == ("meta" if fused else "cpu")
+        assert state["exp_avg"].device.type == "meta"
+
+
 def test_clipping_limits_the_whole_gradient():
     model = with_gradients(build(variants.decoder()))
     parameters = list(model.parameters())

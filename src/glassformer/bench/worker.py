@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from glassformer.bench.peers.base import Order
+from glassformer.bench.peers.base import Order, wait
 
 WARM_UP = 2
 """Calls before anything is timed: the first one compiles."""
@@ -58,14 +58,23 @@ class Generating:
 
     def turn(self, number: int) -> dict[str, Any]:
         marks: list[float] = []
+
+        def mark() -> None:
+            if not marks:  # a GPU may still be computing the first token
+                wait(self.order.device)
+            marks.append(self.clock())
+
+        wait(self.order.device)
         start = self.clock()
-        ids = self.peer.generate(self.order.prompts, self.order.new, lambda: marks.append(self.clock()))
+        ids = self.peer.generate(self.order.prompts, self.order.new, mark)
         end = self.clock()
         if self.order.task == "prefill":
             return {"ids": ids, "seconds": end - start, "units": sum(map(len, self.order.prompts))}
         # timed from the first token on: reading the prompt is another benchmark
         steps = (len(marks) - 1) * len(ids)
-        return {"ids": ids, "seconds": marks[-1] - marks[0], "units": steps, "first": marks[0] - start}
+        # a mark on a GPU may be early: the ids that `generate` returns have reached the host
+        last = marks[-1] if self.order.device == "cpu" else end
+        return {"ids": ids, "seconds": last - marks[0], "units": steps, "first": marks[0] - start}
 
 
 class Encoding:
@@ -127,6 +136,7 @@ class Training:
     def _steps(self, count: int) -> list[float]:
         batches = [self.made.batch(self.order, self.done + i) for i in range(count)]
         self.done += count
+        wait(self.order.device)
         self.start = time.perf_counter()
         return [self.trainer.step(*batch) for batch in batches]
 
@@ -135,12 +145,32 @@ class Training:
 
     def turn(self, number: int) -> dict[str, Any]:
         losses = self._steps(self.order.new)
-        return {"ids": [losses], "seconds": time.perf_counter() - self.start, "units": self.order.new}
+        seconds = time.perf_counter() - self.start
+        # nanoGPT's settings are published in steps, models in tokens
+        units = self.made.tokens_per_step(self.order) * self.order.new
+        return {"ids": [losses], "seconds": seconds, "units": units}
+
+
+class FirstSteps:
+    """The first training steps of a process. Ours are those of a whole run, which also reads its text."""
+
+    def __init__(self, order: Order):
+        from glassformer.bench import training
+
+        if order.name == "glassformer":
+            self.version, self.losses = training.first_steps_of_a_run(order)
+            return
+        trainer = training.trainer(order)
+        self.version = trainer.version
+        self.losses = [trainer.step(*training.batch(order, i)) for i in range(order.new)]
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.version, "ids": [self.losses]}
 
 
 _SERVED: dict[str, Any] = {
     **dict.fromkeys(("decode", "prefill", "startup", "reference"), Generating), "bandwidth": Reading, "train": Training,
-    "encode": Encoding,
+    "encode": Encoding, "first-steps": FirstSteps,
 }  # fmt: skip
 
 

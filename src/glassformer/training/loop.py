@@ -87,17 +87,17 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     wanted = run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8"
     if group.parts > 1:  # tensor parallelism works through hooks
         wanted = compiled = False
-    if run.machine.recompute != "no":
-        from glassformer.training.recompute import recompute_blocks  # not needed by other runs
-
-        recompute_blocks(model, run.machine.recompute)
-    elif wanted:
+    if run.machine.recompute == "no" and wanted:
         frozen = len(parameters) < len(list(model.parameters()))
         request = kernel_request(run, device, dtype, compiled, group.sharded) | {"frozen": frozen}
         kernels = accelerate.install(model, **request)
     if compiled:
         accelerate.fill_tables(model, run.context, device)
-    loss_function = group.wrap(model, function, compiled)
+    if compiled or run.machine.recompute != "no":
+        from glassformer.training.blocks import prepare_blocks  # not needed by other runs
+
+        function = prepare_blocks(model, function, run.machine.recompute, compiled)
+    loss_function = group.wrap(model, function)
     if group.sharded:
         group.fill(model, starting_values(run, resumed))
     optimizer = Optimizer(model, run.optim)

@@ -24,9 +24,9 @@ from glassformer.bench.commands import in_process, parser
 from glassformer.config import ModelConfig, presets
 from glassformer.model import DecoderLM, build, cache, context
 from glassformer.sizing.plan import device_bytes
+from glassformer.training.blocks import recompute_blocks
 from glassformer.training.distributed.sharding import Sharded
 from glassformer.training.objective import Batch, summed_loss
-from glassformer.training.recompute import recompute_blocks
 from glassformer.training.run import Loss, Machine
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -135,7 +135,7 @@ def peak_of_step(case: Case, with_loss: bool, is_fake: bool) -> dict[str, float]
     model = DecoderLM(case.config).train() if is_fake else build(case.config, device="cpu").train()  # type: ignore[arg-type]
     group = Tracked(machine)
     recompute_blocks(model, machine.recompute)
-    loss = group.wrap(model, summed_loss if with_loss else summed_states, False)
+    loss = group.wrap(model, summed_loss if with_loss else summed_states)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     ids = torch.zeros(case.batch, case.length, dtype=torch.long)
     tracker = MemTracker()

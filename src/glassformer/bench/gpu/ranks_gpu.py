@@ -163,7 +163,7 @@ def check_kinds(report: Report, device: str) -> None:
 
 
 def check_resume(report: Report, device: str) -> None:
-    """Interrupt and resume a run of one rank, whose checkpoints are written in the background."""
+    """Resume a run from its middle: without ranks, and as one rank whose checkpoints are written in the background."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "corpus.txt").write_text("the cat sat on the mat and saw that dog.\n" * 400)
@@ -184,12 +184,11 @@ def check_resume(report: Report, device: str) -> None:
             session = open_session(read_run("", (*settings, *extra, f'out="{folder / kind}"')))
             with contextlib.nullcontext() if kind == "alone" else mock.patch.object(loop, "start", join):
                 loop.train(session.run, session.data, partial(listen, curves.setdefault(kind, {})))
-                if kind != "alone":
-                    half = folder / kind / "checkpoints" / "step-00000006"
-                    again = resume_session(str(half), (f'out="{folder / kind / "again"}"',))
-                    resumed = curves.setdefault(f"{kind} resumed", {})
-                    loop.train(again.run, again.data, partial(listen, resumed), resume=again.resume)
-        for kind in ("ddp", "fsdp", "ddp resumed", "fsdp resumed"):
+                half = folder / kind / "checkpoints" / "step-00000006"
+                again = resume_session(str(half), (f'out="{folder / kind / "again"}"',))
+                resumed = curves.setdefault(f"{kind} resumed", {})
+                loop.train(again.run, again.data, partial(listen, resumed), resume=again.resume)
+        for kind in ("ddp", "fsdp", "alone resumed", "ddp resumed", "fsdp resumed"):
             steps = range(7, 13) if "resumed" in kind else range(1, 13)
             error = max(abs(curves[kind].get(i, 1e9) - curves["alone"][i]) for i in steps)
             text = f"background checkpoints, largest difference {error:.1e} (at most {AGREE:.0e})"
