@@ -323,8 +323,8 @@ def _moments(
 def _adapter_backward(run: Pass, options: StepOptions) -> int:
     """Return the additional bytes of the backward pass of a block with adapters.
 
-    A matrix has no gradient, but the input of a layer has two, through the matrix and through the adapter; plain LoRA in
-    one dtype adds the second one in place. A matrix in NF4 is dequantized.
+    A matrix has no gradient, but the input of a layer has two, through the matrix and through the adapter; plain LoRA
+    in one dtype adds the second one in place. A matrix in NF4 is dequantized.
     """
     expert = run.feedforward
     if not options.adapted or not isinstance(expert, Dense | Gated):
