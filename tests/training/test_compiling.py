@@ -141,7 +141,7 @@ def test_only_a_long_run_compiles_the_whole_step(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: whole.append(function) or function)
     monkeypatch.setattr(blocks, "compile_blocks", lambda model, recompute: None)
     monkeypatch.setattr(blocks, "compiled_finish", lambda: None)
-    long = ("model.preset=gpt2", "loop.steps=40000", "loop.batch=64")  # 124M parameters, 2.6e9 tokens: 2e18
+    long = ("model.preset=gpt2", "loop.steps=100000", "loop.batch=64")  # 124M parameters, 6.6e9 tokens: 5e18
     for changes, compiled, sharded, wanted in [
         (long, True, False, 1),
         (long, True, True, 0),

@@ -6,7 +6,7 @@ A whole step compiles in time proportional to the number of layers, almost a min
 function is one block, whose parameters are inputs, so it is compiled once whatever the number of layers. The last norm
 and the loss are compiled as well; the little that is left runs in plain torch. The compiled block receives what its own
 layer uses, and not the layer's number, which torch.compile would treat as a constant. Evaluation and forward passes
-with a KV cache or a recording tap are not compiled. In a run of many minutes on a GPU (`LONG`) the whole step is
+with a KV cache or a recording tap are not compiled. In a run of hours on a GPU (`LONG`) the whole step is
 compiled.
 
 Recomputation (activation checkpointing) gives the same numbers with less memory in more time:
@@ -37,10 +37,10 @@ from glassformer.sizing import count
 from glassformer.training.objective import Narrow, Routers, head_loss
 from glassformer.training.run import Run
 
-LONG = 5e17
+LONG = 3e18
 """Operations of a run, forward and backward, from which on a step is compiled as a whole. It takes up to a minute
 longer to compile, and steps are 2 to 3 % faster, because the end of a block and the start of the next are computed
-together. At 400 TFLOP/s, 5e17 operations take 20 minutes."""
+together. At 400 TFLOP/s, 3e18 operations take two hours."""
 KINDS = 64
 """Kinds of blocks that may be compiled: different parts, masks, shapes of a batch. torch's own limit is 8."""
 
