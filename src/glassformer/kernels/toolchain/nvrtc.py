@@ -69,8 +69,8 @@ def is_available() -> bool:
 def constant(function: Function) -> Function:
     """Mark a function whose result is a constant for torch.compile.
 
-    `torch.compiler.assume_constant_result` sets the same attribute, but first imports torch's compiler: half of the time
-    to a first token.
+    `torch.compiler.assume_constant_result` sets the same attribute, but first imports torch's compiler: half of the
+    time to a first token.
     """
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
     return function
