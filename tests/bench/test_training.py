@@ -41,7 +41,7 @@ def test_the_losses_of_both_are_the_same(tmp_path, precision):
     losses = []
     for given in orders:
         trainer = training.trainer(given)
-        losses.append([trainer.step(*training.batch(given, step)) for step in range(8)])
+        losses.append([float(trainer.step(*training.batch(given, step))) for step in range(8)])
     ours, nano = losses
     assert max(abs(a - b) for a, b in zip(ours, nano, strict=True)) < LOSS[precision]
     assert ours[-1] < ours[0] - 0.05
@@ -68,7 +68,7 @@ def test_transformers_and_ours_have_the_same_losses(loaded, preset):
     losses = []
     for given in (loaded(preset, "glassformer", "ours"), loaded(preset, "transformers", "hugging")):
         trainer = training.trainer(given)
-        losses.append([trainer.step(*training.batch(given, 0)) for _ in range(6)])
+        losses.append([float(trainer.step(*training.batch(given, 0))) for _ in range(6)])
     ours, theirs = losses
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-4
     assert ours[-1] < ours[0] - 0.01

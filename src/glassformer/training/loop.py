@@ -96,7 +96,7 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     if compiled or run.machine.recompute != "no":
         from glassformer.training.blocks import prepare_blocks  # not needed by other runs
 
-        function = prepare_blocks(model, function, run.machine.recompute, compiled)
+        function = prepare_blocks(model, function, run, compiled, group.sharded)
     loss_function = group.wrap(model, function)
     if group.sharded:
         group.fill(model, starting_values(run, resumed))
