@@ -111,7 +111,7 @@ class Finding:
             **({} if self.low is None else {"low": _json_number(self.low)}),
             "why": self.why,
             "remedy": self.remedy,
-            "evidence": self.evidence,
+            "evidence": _json_value(self.evidence),
         }
 
 
@@ -119,6 +119,15 @@ def _row(part: dict[str, Any]) -> dict[str, Any]:
     """Return one piece of evidence, which is a Finding as a dict, for a table."""
     limits: dict[str, Any] = {n: None if part.get(n) is None else float(part[n]) for n in ("measured", "bound", "low")}
     return {**part, "numbers": Finding(part["id"], Verdict(part["verdict"]), **limits).numbers()}
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value in which NaN and infinities are strings, also inside lists and dictionaries."""
+    if isinstance(value, dict):
+        return {key: _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    return _json_number(value) if isinstance(value, float) else value
 
 
 def _json_number(value: float | None) -> float | str | None:

@@ -41,7 +41,7 @@ class Attention(nn.Module):
     def forward(self, x):
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.c_attn(x).chunk(3, -1))
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         mixed = scores.masked_fill(~past, -torch.inf).softmax(-1) @ v
         return self.c_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -80,7 +80,7 @@ class GPT(nn.Module):
 
     def forward(self, ids, targets=None):
         t = self.transformer
-        x = t.wte(ids) + t.wpe(torch.arange(ids.shape[1]))
+        x = t.wte(ids) + t.wpe(torch.arange(ids.shape[1], device=ids.device))
         for block in t.h:
             x = block(x)
         logits = self.lm_head(t.ln_f(x))
@@ -108,6 +108,7 @@ class ModelArgs:
     vocab_size: int
     n_layer: int
     n_head: int
+    n_local_heads: int
     dim: int
     intermediate_size: int
 

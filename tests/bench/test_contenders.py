@@ -38,6 +38,23 @@ def test_a_task_that_a_peer_has_no_part_in(installed):
     assert missing == {"transformers": "is not measured in train"}
 
 
+def test_training_of_a_model_is_compared_with_transformers(installed):
+    chosen, missing = contenders.choose(Plan("train", model="nano", against=("transformers", "llama.cpp")))
+    assert [c.name for c in chosen] == ["glassformer", "transformers"]
+    assert missing == {"llama.cpp": "is not measured in train"}
+    chosen, _ = contenders.choose(Plan("startup", training=True))
+    assert [c.name for c in chosen] == ["glassformer", "transformers", "transformers-compiled"]
+
+
+def test_on_a_gpu_the_others_are_left_out_with_the_reason(installed):
+    chosen, missing = contenders.choose(Plan("decode", device="cuda", against=("transformers", "llama.cpp")))
+    assert [c.name for c in chosen] == ["glassformer", "transformers"]  # our eager engine only if it is named
+    assert missing == {"llama.cpp": "it is measured here on a CPU only"}
+    chosen, missing = contenders.choose(Plan("decode", device="cuda"))
+    assert "glassformer-torch" in [c.name for c in chosen]
+    assert missing["ctranslate2"] == missing["onnxruntime"] == "it is measured here on a CPU only"
+
+
 def test_an_unknown_contender_is_refused_with_the_nearest():
     with pytest.raises(BenchError, match=r"'lama-cpp' is not a contender. Did you mean llama.cpp"):
         contenders.choose(Plan("decode", against=("lama-cpp",)))
@@ -59,7 +76,9 @@ def test_names_are_unique_and_modules_exist():
 
 
 def test_kinds_of_models():
-    assert contenders.kinds_of(gf.presets.gpt2()) == {"decoder", "gpt2"}
+    assert contenders.kinds_of(gf.presets.gpt2()) == {"decoder", "gpt2", "dense"}
+    assert contenders.kinds_of(gf.presets.qwen3_0_6b()) == {"decoder", "dense"}
+    assert contenders.kinds_of(gf.presets.moe_tiny()) == {"decoder"}
     assert contenders.kinds_of(gf.presets.minilm_l6()) == {"encoder", "bert"}
     assert contenders.kinds_of(gf.presets.modernbert_base()) == {"encoder"}
     assert contenders.kinds_of(gf.presets.t5_small()) == {"seq2seq"}

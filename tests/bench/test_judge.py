@@ -42,6 +42,33 @@ def test_losses_must_equal_ours_and_must_fall():
     assert of([4.0, 3.5], [4.0, 3.505], "bfloat16") == [Verdict.PASS, Verdict.PASS]
 
 
+def test_the_last_losses_of_a_model_must_meet_and_all_must_fall():
+    def of(ours, theirs, precision="bfloat16"):
+        rows = [row("glassformer", 2.0, ours=True, ids=[ours]), row("transformers", 1.0, ids=[theirs])]
+        return {f.id: str(f.verdict) for f in judge.compare_last_losses(Group(precision, "tokens/s", rows=rows))}
+
+    fine = {"it-learns:glassformer": "pass", "it-learns:transformers": "pass", "same-loss:transformers": "pass"}
+    assert of([9.0, 7.0, 6.2], [9.0, 8.0, 6.25]) == fine  # they may differ on the way
+    assert of([9.0, 7.0, 6.2], [9.0, 7.0, 6.35]) == {**fine, "same-loss:transformers": "fail"}
+    assert of([9.0, 7.0, 6.2], [9.3, 7.0, 6.2]) == {**fine, "same-loss:transformers": "fail"}  # other weights
+    assert of([9.0, 7.0, 6.2], [9.0, 7.0, 6.25], "float32") == {**fine, "same-loss:transformers": "fail"}
+    assert of([9.0, 9.0], [9.0, 9.0])["it-learns:transformers"] == "fail"
+
+
+def test_ours_in_float8_has_a_target_of_its_own_against_others_in_bfloat16():
+    rows = [row("glassformer", 1.4, ours=True, precision="bfloat16"), row("transformers", 1.0, precision="bfloat16")]
+    rows.insert(1, row("glassformer float8", 1.6, ours=True, precision="float8"))
+    plan = {"task": "train", "model": "llama3_2_1b", "batch": 4, "device": "cuda"}
+    found = judge.targets(plan, [Group("bfloat16", "tokens/s", "s", rows=rows)], [])
+    assert {f.id: str(f.verdict) for f in found} == {"target:train:bfloat16:s": "pass", "target:train:float8:s": "fail"}
+
+
+def test_a_gpu_and_the_start_of_training_are_not_judged_by_the_targets_of_a_cpu():
+    on_gpu = judge.targets({**PLAN, "device": "cuda"}, [group(20.0, 10.0, bandwidth=99.0)], [])
+    assert [f.id for f in on_gpu] == ["target:decode:float32"]
+    assert judge.targets({**PLAN, "task": "startup", "training": True}, [group(1.0, None)], []) == []
+
+
 def group(ours, peer, precision="float32", bandwidth=None, weight_bytes=1.0):
     rows = [row("glassformer", ours, ours=True), *([] if peer is None else [row("llama.cpp", peer)])]
     read = None if bandwidth is None else Bandwidth("memory", precision, False, row("", bandwidth).rounds)

@@ -99,3 +99,17 @@ def test_an_interrupt_ends_all_stopped_ones_included():
 
 def test_the_environment_carries_the_threads():
     assert environment(3)["OMP_NUM_THREADS"] == "3"
+
+
+def test_caches_of_compiled_code_can_be_moved_together(tmp_path):
+    usual, own = environment(1), environment(1, "cpu", tmp_path)
+    moved = {name for name in own if own[name] != usual.get(name)}
+    assert moved == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "GLASSFORMER_CACHE"}
+    assert all(own[name].startswith(f"{tmp_path}/") for name in moved)
+    assert len({own[name] for name in moved}) == 3
+
+
+def test_compilers_keep_their_threads_on_a_gpu(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    assert environment(1)["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in environment(1, "cuda")

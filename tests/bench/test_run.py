@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from glassformer.bench import judge, processes, race, training
 from glassformer.bench import run as running
@@ -145,6 +146,67 @@ def test_training_of_fakes_compares_losses(tmp_path, fakes, monkeypatch):
     assert not running.run(given).sound
     with pytest.raises(BenchError, match="float32 and bfloat16"):
         running.run(Plan("train", precisions=("int8",), keep=tmp_path))
+
+
+def model_plan(tmp_path, **changes):
+    base = {"task": "train", "model": "nano", "layers": 1, "batch": 2, "prompt": 8, "rounds": 3, "new": 2}
+    return Plan(**{**base, "against": ("transformers",), "keep": tmp_path, **changes})
+
+
+def test_training_of_a_model_compares_the_last_losses(tmp_path, fakes):
+    pytest.importorskip("transformers")
+    fakes["glassformer"] = {"ids": [[4.0, 3.0]], "rate": 3.0}
+    fakes["transformers"] = {"ids": [[4.0, 3.05]], "rate": 2.0}
+    result = running.run(model_plan(tmp_path, precisions=("bfloat16",)))
+    (group,) = result.groups
+    assert (group.unit, group.setting) == ("tokens/s", "nano, 1 layer, 128 wide, context 8, batch 2")
+    assert {row.name: row.agrees for row in group.rows} == {
+        "glassformer": "loss 4.000 to 3.000",
+        "transformers": "loss 4.000 to 3.050, 0.0e+00 and 5.0e-02 from glassformer",
+    }
+    assert result.sound
+    fakes["transformers"] = {"ids": [[4.0, 3.2]]}
+    assert not running.run(model_plan(tmp_path, precisions=("bfloat16",))).sound
+
+
+def test_eight_bits_race_against_sixteen_of_the_others(tmp_path):
+    pytest.importorskip("transformers")
+    given = model_plan(tmp_path, device="cuda", precisions=("bfloat16", "float8", "float32"))
+    chosen, _ = running.choose(given)
+    rows = running._trained_rows(given, chosen)
+    assert {name: [(row.name, row.precision) for _, row in group] for name, group in rows.items()} == {
+        "bfloat16": [
+            ("glassformer", "bfloat16"), ("glassformer float8", "float8"), ("transformers", "bfloat16")
+        ],
+        "float32": [("glassformer", "float32"), ("transformers", "float32")],
+    }  # fmt: skip
+
+
+def test_the_start_of_training_is_measured_cold_and_warm(tmp_path, fakes, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("glassformer.bench.startup.OF_TRAINING", {"import torch": ["-S", "-c", "pass"]})
+    given = model_plan(tmp_path, task="startup", new=0, training=True, rounds=1, precisions=("float32",))
+    result = running.run(given)
+    names = [group.setting.rpartition(", ")[2] for group in result.groups]
+    assert names == ["cold", "warm", "without a model"]
+    for group in result.groups[:2]:
+        assert {row.name for row in group.rows if row.measured} == {"glassformer", "transformers"}
+        assert group.unit == "seconds to training step 10"
+    (text,) = tmp_path.glob("nano-*/words.txt")
+    assert set(text.read_text().split()) == {f"t{i}" for i in range(65)}
+
+
+def test_only_a_decoder_is_trained(tmp_path):
+    with pytest.raises(BenchError, match="--model t5_small cannot be trained here: give a decoder"):
+        running.run(model_plan(tmp_path, model="t5_small"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("task", ["decode", "train", "startup"])
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, task):
+    with pytest.raises(BenchError, match=r"^--device cuda: torch finds no CUDA device: [^.]*\.$"):
+        running.run(Plan(task, model="nano", device="cuda", keep=tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_startup_also_measures_the_unavoidable(subject, tmp_path, fakes, monkeypatch):

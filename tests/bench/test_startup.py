@@ -28,6 +28,35 @@ def test_seconds_of_contenders_and_of_what_is_unavoidable(monkeypatch, tmp_path)
     assert broken.died == "no such thing"
 
 
+@pytest.mark.usefixtures("fake_processes")
+def test_training_starts_cold_and_then_warm_with_the_same_cache(monkeypatch):
+    monkeypatch.setattr(startup, "OF_TRAINING", {"quick": ["-S", "-c", "pass"]})
+    folders, real = [], startup.Worker
+
+    def worker(order, caches):
+        folders.append(caches)
+        assert caches.is_dir()
+        return real(order, caches)
+
+    monkeypatch.setattr(startup, "Worker", worker)
+    rows = [{kind: Row(name, "float32", ours=True) for kind in (startup.COLD, startup.WARM)} for name in "ab"]
+    settings = ({"ids": [[5.0, 4.0]]}, {"die_at": "load"})
+    orders = [
+        (Order(name, "ours", "first-steps", "float32", "", setting=setting), both)
+        for name, setting, both in zip("ab", settings, rows, strict=True)
+    ]
+    plain = startup.plain_rows(training=True)
+    startup.measure_training(orders, plain, 2, lambda line: None)
+    a, b = rows
+    assert [len(row.rounds) for row in (*a.values(), *plain)] == [2, 2, 2]
+    assert a["cold"].ids == [[5.0, 4.0]]
+    assert b["cold"].died == "RuntimeError: no weights here"
+    cold, warm, *_ = folders
+    assert cold == warm
+    assert len({folders[0], *folders[-2:]}) > 1  # every round has an empty folder
+    assert not cold.exists()
+
+
 def test_the_plain_rows_are_the_imports_and_the_help():
     assert {"import torch", "import glassformer", "glass --help", startup.READING} <= {
         row.name for row in startup.plain_rows()

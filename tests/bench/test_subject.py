@@ -1,6 +1,7 @@
 """The model everybody runs: written once, alive, and with a known number of bytes."""
 
 import pytest
+from tokenizers import Tokenizer
 
 import glassformer as gf
 from glassformer import sizing
@@ -42,6 +43,28 @@ def test_bytes_per_token_of_gpt2_are_the_published_ones(tmp_path):
     assert subjects.Subject(tmp_path, untied, "").weight_bytes("float32") == 4 * inside
 
 
+def test_only_active_experts_are_read(tmp_path):
+    config = gf.presets.moe_tiny()
+    made = subjects.Subject(tmp_path, config, "")
+    assert made.weight_bytes("bfloat16") == 2 * sizing.active(config) < 2 * sizing.count(config)
+
+
+def test_weights_for_a_gpu_alone_are_stored_in_16_bits(tmp_path):
+    wide = tiny.write(tmp_path)
+    narrow = subjects.write(tmp_path, tiny.config(), "tiny", seed=0, dtype="bfloat16")
+    assert narrow.root != wide.root
+    stored = gf.load(narrow.root / "hf")
+    assert str(next(stored.parameters()).dtype) == "torch.bfloat16"
+
+
+def test_words_for_training_use_the_first_ids_only(tmp_path):
+    text, tokenizer = tmp_path / "words.txt", tmp_path / "words.json"
+    subjects.write_words(text, tokenizer, used=5, vocabulary=61, seed=0)
+    assert set(text.read_text().split()) == {f"t{i}" for i in range(5)}
+    words = Tokenizer.from_file(str(tokenizer))
+    assert (words.get_vocab_size(), words.encode("t3 t60 t1").ids) == (61, [3, 60, 1])
+
+
 def test_prompts_are_seeded_and_inside_the_vocabulary(subject):
     rows = subject.prompts(3, 5, seed=4)
     assert rows == subject.prompts(3, 5, seed=4) != subject.prompts(3, 5, seed=5)
@@ -64,6 +87,7 @@ def test_a_folder_is_taken_as_it_is(subject, tmp_path):
         ({"task": "encode"}, "--model gpt2 cannot encode: give an encoder"),
         ({"model": "gtp2"}, "is not a preset. Did you mean gpt2"),
         ({"prompt": 1000}, "exceed the model's context of 1024"),
+        ({"task": "train", "model": "nano", "prompt": 65}, "sequences of 65 tokens exceed the model's context of 64"),
     ],
 )
 def test_a_model_that_cannot_be_measured_is_one_sentence(changes, sentence, tmp_path):

@@ -1,5 +1,6 @@
 """Inside a contender's process: what is timed, and that the answers have a channel of their own."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -52,6 +53,27 @@ def test_decoding_is_timed_from_the_first_token_on():
 
 
 @pytest.mark.usefixtures("slow")
+def test_on_a_gpu_the_first_token_and_the_end_are_waited_for(monkeypatch):
+    """A mark may come before the GPU has computed the token, but ids in Python have reached the host."""
+    waits = []
+    monkeypatch.setattr(worker, "wait", lambda device: waits.append(device) or time.sleep(0.01))
+    served = worker.Generating(dataclasses.replace(order("decode"), device="cuda"))
+    slow = served.peer.generate
+
+    def late(prompts, new, mark):
+        ids = slow(prompts, new, mark)
+        time.sleep(0.05)
+        return ids
+
+    served.peer.generate = late
+    answer = served.turn(0)
+    assert waits == ["cuda", "cuda"]  # before the start, and at the first token
+    assert answer["units"] == 4 * 2
+    assert answer["seconds"] >= 0.02 + 0.05
+    assert answer["first"] >= 0.02 + 0.01
+
+
+@pytest.mark.usefixtures("slow")
 def test_prefill_is_timed_as_a_whole_and_counts_the_prompt():
     answer = worker.Generating(order("prefill", new=1)).turn(0)
     assert answer["units"] == 6
@@ -70,11 +92,43 @@ def test_training_goes_through_the_batches_in_order(monkeypatch):
     trainer = types.SimpleNamespace(version="7", step=lambda a, b: seen.append(a) or float(a))
     monkeypatch.setattr(training, "trainer", lambda order: trainer)
     monkeypatch.setattr(training, "batch", lambda order, step: (step, step))
+    monkeypatch.setattr(training, "tokens_per_step", lambda order: 7)
     served = worker.Training(order("train", new=3))
     assert served.facts()["ids"] == [[0.0, 1.0]]
     assert served.turn(0)["ids"] == [[2.0, 3.0, 4.0]]
-    assert served.turn(1)["units"] == 3
+    assert served.turn(1)["units"] == 3 * 7
     assert seen == list(range(8))
+
+
+def test_training_on_a_gpu_waits_at_the_ends_of_a_turn_only(monkeypatch):
+    """Six steps come first, because ours captures a graph; losses are read when all steps of a turn are done."""
+    events = []
+
+    class Loss:
+        def __float__(self):
+            events.append("read")
+            return 1.0
+
+    trainer = types.SimpleNamespace(version="7", step=lambda a, b: events.append("step") or Loss())
+    monkeypatch.setattr(training, "trainer", lambda order: trainer)
+    monkeypatch.setattr(training, "batch", lambda order, step: (step, step))
+    monkeypatch.setattr(training, "tokens_per_step", lambda order: 1)
+    monkeypatch.setattr(worker, "wait", lambda device: events.append("wait"))
+    served = worker.Training(dataclasses.replace(order("train", new=2), device="cuda"))
+    assert events == ["wait", *["step"] * 6, "wait", *["read"] * 6]
+    events.clear()
+    served.turn(0)
+    assert events == ["wait", "step", "step", "wait", "read", "read"]
+
+
+def test_the_first_steps_of_others_are_their_trainers(monkeypatch):
+    trainer = types.SimpleNamespace(version="7", step=lambda a, b: float(a))
+    monkeypatch.setattr(training, "trainer", lambda order: trainer)
+    monkeypatch.setattr(training, "batch", lambda order, step: (step, step))
+    monkeypatch.setattr(training, "first_steps_of_a_run", lambda order: ("ours", [5.0]))
+    assert worker.FirstSteps(order("first-steps", new=3)).facts() == {"version": "7", "ids": [[0.0, 1.0, 2.0]]}
+    given = dataclasses.replace(order("first-steps"), name="glassformer")
+    assert worker.FirstSteps(given).facts() == {"version": "ours", "ids": [[5.0]]}
 
 
 def test_reading_gives_bytes_and_seconds():

@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from glassformer.bench import processes
 from tests.bench import tiny
 from tests.cli.asking import run
 
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 FAKE = Path(__file__).parents[1] / "bench" / "fake_worker.py"
 
 
@@ -53,6 +55,9 @@ def test_a_table_a_json_file_and_progress_with_them(capsys, folder, tmp_path):
         (("--gpt-fast", "nowhere"), "nowhere is not a checkout of gpt-fast"),
         (("--json", "no/such/b.json"), "there is no folder"),
         (("--rounds", "0"), "--rounds 0 must be"),
+        (("--training",), "--training belongs to startup, not to decode"),
+        (("--precision", "float8"), "--precision float8 is for GPUs"),
+        pytest.param(("--device", "cuda"), "torch finds no CUDA device", marks=WITHOUT_GPU),
         (("--model", "gtp2"), "is not a preset. Did you mean gpt2"),
         (("--prompt", "2000"), "exceed the model's context of 1024"),
     ],

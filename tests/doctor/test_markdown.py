@@ -25,6 +25,12 @@ def test_a_document_has_evidence_fix_and_script():
     assert "`cache_mismatch/steps`" in text
 
 
+def test_what_looks_like_a_tag_is_shown():
+    text = to_markdown(Report("<lambda>", "decoder", (), (), ("it prints: '<pad>'",)))
+    assert "# &lt;lambda>" in text
+    assert "* it prints: '&lt;pad>'" in text
+
+
 def test_a_diagnosis_without_a_script_says_so():
     assert "no stand-alone script" in to_markdown(REPORT)
 

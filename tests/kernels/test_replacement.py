@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from glassformer import config as c
-from glassformer.kernels.replacement import JoinedAttention, Replacement
+from glassformer.kernels.replacement import JoinedAttention, Replacement, joined_replacements
 from glassformer.kernels.training import _replace
 from glassformer.model.attention import Attention
 from glassformer.training.objective import Batch, summed_loss
@@ -39,16 +39,9 @@ CASES = {
 }
 
 
-class Joined(JoinedAttention):
-    def project(self, x):
-        weight = torch.cat([layer.weight for layer in (self.q, self.k, self.v)])
-        bias = None if self.q.bias is None else torch.cat([layer.bias for layer in (self.q, self.k, self.v)])
-        sizes = [len(layer.weight) for layer in (self.q, self.k, self.v)]
-        return nn.functional.linear(x, weight, bias).split(sizes, -1)
-
-
 def join(model):
-    assert _replace([Replacement(m, Joined) for m in model.modules() if type(m) is Attention])
+    assert _replace(list(joined_replacements(model)))
+    assert any(type(module) is JoinedAttention for module in model.modules())
 
 
 @pytest.fixture(params=CASES)

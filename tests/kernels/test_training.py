@@ -59,14 +59,20 @@ def test_only_one_place_changes_the_class_of_a_module():
 @pytest.mark.usefixtures("h200")
 def test_what_a_gpu_uses():
     bf16 = TrainingRequest(GPU, torch.bfloat16, compiled=True, muon=True)
-    assert choose_training_kernels(GPT2, bf16) == ["causal attention", "CUDA loss", "CUDA Muon"]
+    assert choose_training_kernels(GPT2, bf16) == [
+        "causal attention",
+        "joined projections",
+        "CUDA loss",
+        "CUDA Muon",
+        "CUDA AdamW",
+    ]
     eager = TrainingRequest(GPU, torch.bfloat16)
-    assert choose_training_kernels(GPT2, eager) == ["CUDA loss"]
+    assert choose_training_kernels(GPT2, eager) == ["CUDA loss", "CUDA AdamW"]
     sharded = TrainingRequest(GPU, torch.bfloat16, compiled=True, sharded=True, muon=True)
     assert choose_training_kernels(GPT2, sharded) == ["CUDA loss"]
     float8 = TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True)
     eight = ["float8 feed-forward", "float8 projections", "float8 head"]
-    assert choose_training_kernels(GPT2, float8) == [*eight, "causal attention"]
+    assert choose_training_kernels(GPT2, float8) == [*eight, "causal attention", "CUDA AdamW"]
 
 
 @pytest.mark.usefixtures("h200")
@@ -75,7 +81,7 @@ def test_a_module_is_replaced_once_and_kernels_without_a_module_are_not_reported
     names = list(model.state_dict())
     float8 = TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True)
     installed = install_training_kernels(model, float8)
-    assert installed == ["float8 feed-forward", "float8 projections", "float8 head", "causal attention"]
+    assert installed == ["float8 feed-forward", "float8 projections", "float8 head", "causal attention", "CUDA AdamW"]
     attention = model.blocks[0].attention
     assert type(attention).__name__ == "Float8Attention"
     assert attention.kernel is training.causal.attend

@@ -202,6 +202,7 @@ CHANGES = {
 }
 DENSE = {f"feedforward.{field}" for field in ("d_ff", "activation", "bias")}
 NO_DENSE = {name for name in CHANGES if name.startswith("feedforward") and name not in DENSE}
+GATED = {"feedforward", *(f"feedforward.{field}" for field in ("limit", "down_bias", "up_offset"))}
 LATENT = {name for name in CHANGES if name.startswith("attention.latent")}
 DOWN = {name for name in CHANGES if name.endswith(".down_bias")}
 NEVER = {"layer_kinds", "attention.softcap", "attention.sinks", *LATENT, *DOWN}
@@ -216,7 +217,7 @@ OTHER_POSITIONS = {name for name in CHANGES if name.startswith(("position.vector
 }
 HEADS = {f"head.{field}" for field in ("transform", "transform_bias", "width", "softcap")}
 REFUSED = {
-    "float8 feed-forward": NO_DENSE | {"norm.weight", "first_norm"} | NEVER,
+    "float8 feed-forward": (NO_DENSE - GATED) | {"norm.weight", "first_norm"} | (NEVER - GATED),
     "float8 projections": {"attention.d_head", "norm.weight", "first_norm"} | NEVER,
     "float8 head": {"head.bias"} | HEADS | NEVER,
     "causal attention": {
@@ -224,9 +225,15 @@ REFUSED = {
         "qk_norm.eps", "qk_norm.bias", "qk_norm.weight", "qk_norm.offset", "qk_norm_over", "qk_norm_after_rotation",
         "window", "window_layers")), "dropout", *KINDS, *ROTATED, *OTHER_POSITIONS,
     } | NEVER,
+    "joined projections": LATENT,
+    "grouped experts": {f"feedforward{field}" for field in ("", ".d_ff", ".activation", ".bias", ".limit", ".down_bias",
+                                                            ".up_offset")},
     "CUDA loss": HEADS | NEVER,
     "CUDA Muon": NEVER,
+    "CUDA AdamW": set(),
 }  # fmt: skip
+BASES = {"grouped experts": dataclasses.replace(BASE, feedforward=MOE)}
+"""What is changed for a kernel that does not support BASE."""
 
 
 NOT_NATIVE = {
@@ -246,10 +253,10 @@ NOT_NATIVE = {
 """The CPU kernels that refuse a change."""
 
 
-def changed(name):
+def changed(name, base=BASE):
     change = dict(CHANGES[name])
-    kind = change.pop("kind", type(BASE))
-    fields = {f.name: getattr(BASE, f.name) for f in dataclasses.fields(BASE)}
+    kind = change.pop("kind", type(base))
+    fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
     return kind(**(fields | change))
 
 
@@ -302,8 +309,9 @@ BFLOAT16 = TrainingRequest(GPU, torch.bfloat16, compiled=True, muon=True)
 
 def refused(kernel):
     request = REQUESTS.get(kernel.name.split()[0], BFLOAT16)
-    assert kernel.supports(BASE, request) is None, kernel.name
-    return {name for name in CHANGES if kernel.supports(changed(name), request) is not None}
+    base = BASES.get(kernel.name, BASE)
+    assert kernel.supports(base, request) is None, kernel.name
+    return {name for name in CHANGES if kernel.supports(changed(name, base), request) is not None}
 
 
 @pytest.mark.usefixtures("_every_machine")

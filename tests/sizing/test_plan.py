@@ -20,7 +20,7 @@ GPT2 = presets.gpt2(vocab_size=50304)
 
 @pytest.mark.parametrize(("batch", "measured"), [(12, 520_733), (32, 580_618), (64, 600_438)])
 def test_one_gpu_is_predicted_as_it_was_measured(batch, measured):
-    """docs/benchmarks.md, GPT-2 124M at 1,024 tokens; only the largest batch was profiled to find the rates."""
+    """docs/benchmarks_history.md, GPT-2 124M at 1,024 tokens; only the largest batch was profiled to find the rates."""
     assert plan(GPT2, 1, H200, "data", batch, 1024).tokens_per_second == pytest.approx(measured, rel=0.05)
 
 

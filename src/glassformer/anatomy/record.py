@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from glassformer.anatomy.softmaxes import fold_softmaxes
 from glassformer.shapes import Int, Shaped
 
 LAYOUT = frozenset({
@@ -348,4 +349,4 @@ def record(
     with elementary(exact), module_paths(model, recorder.path), recorder:
         result = call()
     parameters = {storage_of(p): n for n, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
-    return Graph(recorder.nodes, parameters), result
+    return Graph(fold_softmaxes(recorder.nodes), parameters), result

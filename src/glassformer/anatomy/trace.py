@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from glassformer.anatomy.record import LAYOUT, MATMULS, OVERWRITTEN, SOFTMAXES, Graph, Node
-from glassformer.anatomy.scores import as_heads
+from glassformer.anatomy.scores import as_heads, keys_last
 
 CARRIES = (LAYOUT - {"copy"}) | {
     "as_strided", "cat", "stack", "unfold", "flip", "view_as_complex", "view_as_real", "index",
@@ -106,6 +106,8 @@ class Lineage:
     maps: frozenset[int] = frozenset()
     changes: tuple[str, ...] = ()
     mixed: bool = False
+    content: bool = False
+    """Whether both sides of the product depend on the tokens: q·k, not the product of q with positions."""
     total: TracedAttention | None = None
     """For a sum or another reduction of attention weights: the attention."""
 
@@ -135,6 +137,10 @@ def read_trace(graph: Graph, logits: Tensor | None = None) -> Trace:
             reader.read(node)
     reader.trace.logits = logits
     return reader.trace
+
+
+def _carries_scores(lineage: Lineage) -> bool:
+    return lineage.product is not None or lineage.softmax is not None
 
 
 def _is_mask(node: Node) -> bool:
@@ -234,9 +240,9 @@ class _Reader:
             self.lineages[node.index] = self.lineages[source.index]
 
     def _main(self, node: Node) -> Node | None:
-        """Return the operand whose lineage goes on: the one that carries scores, else the largest known one."""
+        """Return the operand whose lineage goes on: q·k, else other scores, else the largest known one."""
         known = [a for a in node.args if isinstance(a, Node) and a.index in self.lineages]
-        known.sort(key=lambda n: (self.of(n).product is not None or self.of(n).softmax is not None, n.value.numel()))
+        known.sort(key=lambda n: (_carries_scores(self.of(n)), self.of(n).content, n.value.numel()))
         return known[-1] if known else None
 
     def _keep(self, node: Node) -> None:
@@ -320,6 +326,7 @@ class _Reader:
             learned=a.learned or b.learned,
             sides=(a.rotated, b.rotated),
             maps=a.maps | b.maps,
+            content=left.live and right.live,
         )
 
     def _softmax(self, node: Node) -> None:
@@ -331,6 +338,7 @@ class _Reader:
         scores, weights = read.value if read.live else read.value.clone(), node.value
         if (keys := self._key_columns(read)) is not None and dim % read.value.dim() == read.value.dim() - 1:
             scores, weights = scores[..., keys], weights[..., keys]
+        order = keys_last(tuple(scores.shape), was.product[0].shape[-2], was.product[1].shape[-1])
         found = TracedAttention(
             *was.product,
             scale=was.scale,
@@ -338,9 +346,9 @@ class _Reader:
             learned_scale=was.learned,
             capped=was.capped,
             rotated=was.sides,
-            scores=scores,
-            weights=weights,
-            dim=dim % read.value.dim(),
+            scores=scores.permute(order),
+            weights=weights.permute(order),
+            dim=order.index(dim % read.value.dim()),
             path=node.path,
             maps=was.maps,
         )

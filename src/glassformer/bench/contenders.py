@@ -8,6 +8,9 @@ from glassformer import config as c
 from glassformer.bench.plan import ALL, PRECISIONS, BenchError, Plan, unknown
 
 GENERATING = ("decode", "prefill", "startup")
+FIRST_STEPS = "first-steps"
+"""The task of start-up with `--training`."""
+TRAINING = ("train", FIRST_STEPS)
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Contender:
     """Files that identify a checkout; empty for a package."""
     ours: bool = False
     only: tuple[str, ...] = ("decoder", "encoder", "seq2seq")
-    """Kinds of models that its module here supports: gpt2, bert, decoder, encoder, seq2seq."""
+    """Kinds of models that its module here supports: gpt2, dense, bert, decoder, encoder, seq2seq."""
+    devices: tuple[str, ...] = ("cpu",)
     converts: bool = False
     """True if its module has `prepare`, which writes a file in its own format."""
     same_model: bool = True
@@ -34,24 +38,26 @@ class Contender:
 
 
 # fmt: off
+BOTH = ("cpu", "cuda")
 TABLE: tuple[Contender, ...] = (
-    Contender("glassformer", "ours", PRECISIONS, (*GENERATING, "encode", "train"), ours=True),
-    Contender("glassformer-torch", "ours", ("float32", "bfloat16"), (*GENERATING, "encode"), ours=True),
-    Contender("transformers", "hugging", ("float32", "bfloat16"), (*GENERATING, "encode"), packages=("transformers",),
-              install="pip install transformers"),
-    Contender("transformers-compiled", "hugging", ("float32", "bfloat16"), ("decode", "prefill"),
-              packages=("transformers",), install="pip install transformers", only=("decoder",)),
+    Contender("glassformer", "ours", PRECISIONS, (*GENERATING, "encode", *TRAINING), ours=True, devices=BOTH),
+    Contender("glassformer-torch", "ours", ("float32", "bfloat16"), (*GENERATING, "encode"), ours=True, devices=BOTH),
+    Contender("transformers", "hugging", ("float32", "bfloat16"), (*GENERATING, "encode", *TRAINING),
+              packages=("transformers",), install="pip install transformers", devices=BOTH),
+    Contender("transformers-compiled", "hugging", ("float32", "bfloat16"), ("decode", "prefill", *TRAINING),
+              packages=("transformers",), install="pip install transformers", only=("decoder",), devices=BOTH),
     Contender("ctranslate2", "ctranslate", ("float32", "int8"), packages=("ctranslate2", "transformers"),
               install="pip install ctranslate2 transformers", converts=True, only=("decoder", "seq2seq")),
     Contender("onnxruntime", "onnxrt", ("float32", "int8"), (*GENERATING, "encode"), packages=("onnxruntime", "onnx"),
               install="pip install onnxruntime onnx", only=("gpt2", "bert"), converts=True),
-    Contender("llama.cpp", "llama", PRECISIONS, packages=("llama_cpp", "gguf"),
+    Contender("llama.cpp", "llama", ("float32", "bfloat16", "int8", "int4"), packages=("llama_cpp", "gguf"),
               install="pip install llama-cpp-python gguf", only=("decoder",), converts=True),
-    Contender("nanogpt", "nanogpt", ("float32", "bfloat16"), (*GENERATING, "train"), checkout=("model.py", "train.py"),
-              install="give its checkout with --nanogpt PATH", only=("gpt2",)),
+    Contender("nanogpt", "nanogpt", ("float32", "bfloat16"), (*GENERATING, *TRAINING),
+              checkout=("model.py", "train.py"), install="give its checkout with --nanogpt PATH", only=("gpt2",),
+              devices=BOTH),
     Contender("gpt-fast", "gptfast", ("bfloat16", "int8"), ("decode", "prefill"),
-              checkout=("model.py", "generate.py"), install="give its checkout with --gpt-fast PATH", only=("gpt2",),
-              same_model=False),
+              checkout=("model.py", "generate.py"), install="give its checkout with --gpt-fast PATH", only=("dense",),
+              same_model=False, devices=BOTH),
 )
 # fmt: on
 NAMED = {contender.name: contender for contender in TABLE}
@@ -71,10 +77,11 @@ def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
     wanted = NAMED if ALL in plan.against else plan.against
     chosen: list[Contender] = []
     missing: dict[str, str] = {}
+    task = FIRST_STEPS if plan.training else plan.task
     for contender in TABLE:
-        if not contender.ours and contender.name not in wanted:
+        if contender.name not in wanted and not _always(contender, plan):
             continue
-        if plan.task not in contender.tasks:
+        if task not in contender.tasks or (plan.task == "train" and not plan.model and contender.module == "hugging"):
             if contender.name in plan.against:
                 missing[contender.name] = f"is not measured in {plan.task}"
             continue
@@ -84,6 +91,11 @@ def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
         else:
             missing[contender.name] = reason
     return chosen, missing
+
+
+def _always(contender: Contender, plan: Plan) -> bool:
+    """Return whether a contender takes part although it was not named. Our eager engine takes long on a GPU."""
+    return contender.ours and (plan.device == "cpu" or contender.name == "glassformer")
 
 
 def require_checkout(contender: Contender, path: Path) -> None:
@@ -98,6 +110,8 @@ def require_checkout(contender: Contender, path: Path) -> None:
 
 def absence(contender: Contender, plan: Plan) -> str | None:
     """Return why a contender cannot run and how to install it; None if it can run."""
+    if plan.device not in contender.devices:
+        return "it is measured here on a CPU only"
     if contender.checkout:
         return None if contender.name in plan.checkouts else contender.install
     lacking = [name for name in contender.packages if importlib.util.find_spec(name) is None]
@@ -111,7 +125,18 @@ def kinds_of(config: c.ModelConfig) -> set[str]:
         kinds.add("gpt2")
     if is_bert(config):
         kinds.add("bert")
+    if is_dense(config):
+        kinds.add("dense")
     return kinds
+
+
+def is_dense(config: c.ModelConfig) -> bool:
+    """Return True if every layer of a decoder is attention and one dense feed-forward, which a Llama can match."""
+    return (
+        isinstance(config, c.DecoderConfig)
+        and all(isinstance(config.layer_feedforward(layer), c.Dense | c.Gated) for layer in range(config.n_layers))
+        and config.attention.latent is None
+    )
 
 
 def is_bert(config: c.ModelConfig) -> bool:

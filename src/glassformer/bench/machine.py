@@ -29,12 +29,13 @@ FLAGS = (
 """Instructions that determine the speed of matmuls; the whole list is hundreds long."""
 
 
-def facts() -> dict[str, Any]:
-    """Return the machine as JSON values."""
+def facts(device: str = "cpu") -> dict[str, Any]:
+    """Return the machine as JSON values, with the name of its GPU if that is what is measured."""
     cpu = cpu_info()
     present = set(cpu.get("flags", cpu.get("Features", "")).split())
     return {
         "processor": cpu.get("model name") or platform.processor() or platform.machine(),
+        "gpu": None if device == "cpu" else _gpu(),
         "cores": available_cores(),
         "flags": [flag for flag in FLAGS if flag in present],
         "memory_bytes": _memory(),
@@ -42,6 +43,12 @@ def facts() -> dict[str, Any]:
         "system": platform.platform(),
         "versions": {"glassformer": __version__, "python": platform.python_version(), **_versions()},
     }
+
+
+def _gpu() -> str:
+    import torch
+
+    return str(torch.cuda.get_device_name())
 
 
 def cpu_info() -> dict[str, str]:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from glassformer.bench.peers.base import Order
@@ -28,13 +29,13 @@ class Died(Exception):  # noqa: N818 (the name describes the event)
 class Worker:
     """One process in its own session, so that a signal reaches its threads and children and no other process."""
 
-    def __init__(self, order: Order):
+    def __init__(self, order: Order, caches: Path | None = None):
         self.name, self.order = order.name, order
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True,
-            env=environment(order.threads),
+            env=environment(order.threads, order.device, caches),
         )  # fmt: skip
         self.unread = b""
 
@@ -106,15 +107,21 @@ class Worker:
         return lines[-1] if lines else f"it ended with code {code}"
 
 
-def environment(threads: int) -> dict[str, str]:
-    """Return the environment of a contender: its number of threads, no network, no background compilers."""
+def environment(threads: int, device: str = "cpu", caches: Path | None = None) -> dict[str, str]:
+    """Return the environment of a contender: its number of threads, no network, no background compilers.
+
+    On a GPU, whose kernels take minutes to compile in one thread, compilers keep their threads. `caches` is the folder
+    of everything that is compiled or downloaded; default: the user's.
+    """
     count = str(threads)
     # without bytecode files every start would compile our sources again, and only ours
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    folders = () if caches is None else ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "GLASSFORMER_CACHE")
     return {
         **own,
         **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **({"TORCHINDUCTOR_COMPILE_THREADS": "1"} if device == "cpu" else {}),
+        **{name: f"{caches}/{name.lower()}" for name in folders},
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }

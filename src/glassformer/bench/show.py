@@ -34,8 +34,9 @@ def show(result: Result, file: IO[str] | None = None) -> None:
 def _print(result: Result, console: "Console") -> None:
     machine, plan = result.machine, result.plan
     threads = f"{plan['threads']} thread{'s' * (plan['threads'] != 1)}"
+    device = f"{machine['gpu']}, " if machine.get("gpu") else ""
     console.print(
-        f"{plan['task']}: {machine['processor']}, {threads}, {' '.join(machine['flags'])}",
+        f"{plan['task']}: {device}{machine['processor']}, {threads}, {' '.join(machine['flags'])}",
         markup=False,
     )
     if machine["load_average"] and machine["load_average"][0] > BUSY * machine["cores"]:

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from glassformer.bench.peers.base import Order
+from glassformer.bench.peers.base import Order, wait
 
 WARM_UP = 2
 """Calls before anything is timed: the first one compiles."""
+WARM_UP_STEPS = {"cpu": 2, "cuda": 6}
+"""Training steps before anything is timed. On a GPU ours takes three steps, then captures a CUDA graph."""
 
 
 def main() -> int:
@@ -58,14 +60,23 @@ class Generating:
 
     def turn(self, number: int) -> dict[str, Any]:
         marks: list[float] = []
+
+        def mark() -> None:
+            if not marks:  # a GPU may still be computing the first token
+                wait(self.order.device)
+            marks.append(self.clock())
+
+        wait(self.order.device)
         start = self.clock()
-        ids = self.peer.generate(self.order.prompts, self.order.new, lambda: marks.append(self.clock()))
+        ids = self.peer.generate(self.order.prompts, self.order.new, mark)
         end = self.clock()
         if self.order.task == "prefill":
             return {"ids": ids, "seconds": end - start, "units": sum(map(len, self.order.prompts))}
         # timed from the first token on: reading the prompt is another benchmark
         steps = (len(marks) - 1) * len(ids)
-        return {"ids": ids, "seconds": marks[-1] - marks[0], "units": steps, "first": marks[0] - start}
+        # a mark on a GPU may be early: the ids that `generate` returns have reached the host
+        last = marks[-1] if self.order.device == "cpu" else end
+        return {"ids": ids, "seconds": last - marks[0], "units": steps, "first": marks[0] - start}
 
 
 class Encoding:
@@ -122,25 +133,49 @@ class Training:
         self.order, self.made = order, training
         self.trainer = training.trainer(order)
         self.done = 0
-        self.losses = self._steps(WARM_UP)
+        self.losses, _ = self._steps(WARM_UP_STEPS[order.device])
 
-    def _steps(self, count: int) -> list[float]:
+    def _steps(self, count: int) -> tuple[list[float], float]:
+        """Return the losses and the seconds. Losses are read after the last step: training does not wait for each."""
         batches = [self.made.batch(self.order, self.done + i) for i in range(count)]
         self.done += count
-        self.start = time.perf_counter()
-        return [self.trainer.step(*batch) for batch in batches]
+        wait(self.order.device)
+        start = time.perf_counter()
+        losses = [self.trainer.step(*batch) for batch in batches]
+        wait(self.order.device)
+        seconds = time.perf_counter() - start
+        return [float(loss) for loss in losses], seconds
 
     def facts(self) -> dict[str, Any]:
         return {"version": self.trainer.version, "ids": [self.losses]}
 
     def turn(self, number: int) -> dict[str, Any]:
-        losses = self._steps(self.order.new)
-        return {"ids": [losses], "seconds": time.perf_counter() - self.start, "units": self.order.new}
+        losses, seconds = self._steps(self.order.new)
+        # nanoGPT's settings are published in steps, models in tokens
+        units = self.made.tokens_per_step(self.order) * self.order.new
+        return {"ids": [losses], "seconds": seconds, "units": units}
+
+
+class FirstSteps:
+    """The first training steps of a process. Ours are those of a whole run, which also reads its text."""
+
+    def __init__(self, order: Order):
+        from glassformer.bench import training
+
+        if order.name == "glassformer":
+            self.version, self.losses = training.first_steps_of_a_run(order)
+            return
+        trainer = training.trainer(order)
+        self.version = trainer.version
+        self.losses = [float(trainer.step(*training.batch(order, i))) for i in range(order.new)]
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.version, "ids": [self.losses]}
 
 
 _SERVED: dict[str, Any] = {
     **dict.fromkeys(("decode", "prefill", "startup", "reference"), Generating), "bandwidth": Reading, "train": Training,
-    "encode": Encoding,
+    "encode": Encoding, "first-steps": FirstSteps,
 }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ import tyro
 from glassformer.cli.common import Force, InputError, check_writable, option, refuse_unused
 
 OF_A_RACE = {
-    **{"against": (), "precision": (), "batch": 0, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"},
-    **{"layers": 0, "cpu_time": False},
+    **{"against": (), "precision": (), "batch": 0, "prompt": 0, "new": 0, "threads": 0, "model": ""},
+    **{"layers": 0, "cpu_time": False, "device": "cpu", "training": False},
 }
 """Defaults of the options that `growth` does not use: it compares with no other library."""
 
@@ -20,8 +20,8 @@ Task = Annotated[
     tyro.conf.Positional[Literal["decode", "prefill", "encode", "train", "startup", "growth"]],
     tyro.conf.arg(
         help="What is measured: tokens per second while decoding, or while reading a prompt; texts per second "
-        "of an encoder; training steps per second; seconds from the start to the first token; or how our own cost "
-        "grows with length."
+        "of an encoder; training steps or tokens per second; seconds from the start to the first token or to the "
+        "tenth training step; or how our own cost grows with length."
     ),
 ]
 Against = Annotated[
@@ -33,15 +33,24 @@ Against = Annotated[
 ]
 Precision = Annotated[
     tuple[str, ...],
-    option("Precisions to measure: float32, bfloat16, int8, int4. Default: all that the task supports."),
+    option(
+        "Precisions to measure: float32, bfloat16, int8, int4; on a GPU float32, bfloat16, int8, float8. Default: all "
+        "that the task supports; on a GPU bfloat16."
+    ),
 ]
 Batch = Annotated[
     int,
-    option("Number of sequences that are computed together. Default: 1; for encode 32 texts of unequal length."),
+    option(
+        "Number of sequences that are computed together. Default: 1; for encode 32 texts of unequal length, for "
+        "training with --model 4."
+    ),
 ]
 Prompt = Annotated[
     int,
-    option("Length of each prompt in tokens; for encode, of the longest text. Default: 32; prefill 512, encode 128."),
+    option(
+        "Length of each prompt in tokens; for encode, of the longest text; for training, of each sequence. Default: "
+        "32; prefill and training 512, encode 128."
+    ),
 ]
 New = Annotated[
     int,
@@ -66,7 +75,22 @@ GptFast = Annotated[
     option("Folder of a git checkout of gpt-fast. Default: gpt-fast is left out.", "DIR"),
 ]
 Model = Annotated[
-    str, tyro.conf.arg(help="Model to run: a preset, which gets seeded random weights, or a model folder.")
+    str,
+    option(
+        "Model to run: a preset, which gets seeded random weights, or a model folder. Default: gpt2; for train, "
+        "nanoGPT's two settings for a CPU."
+    ),
+]
+Device = Annotated[
+    Literal["cpu", "cuda"],
+    tyro.conf.arg(help="Device of every library. Those that are measured on a CPU only are left out on a GPU."),
+]
+Training = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="With startup: measure the seconds to the tenth training step, with an empty and with a filled cache of "
+        "compiled code, instead of the seconds to the first token."
+    ),
 ]
 Layers = Annotated[
     int,
@@ -99,7 +123,9 @@ def bench(
     threads: Threads = 0,
     nanogpt: Nanogpt = None,
     gpt_fast: GptFast = None,
-    model: Model = "gpt2",
+    model: Model = "",
+    device: Device = "cpu",
+    training: Training = False,
     layers: Layers = 0,
     cpu_time: CpuTime = False,
     json: JsonFile = None,
@@ -120,7 +146,7 @@ def bench(
     if task == "growth":
         others: dict[str, Any] = {"against": against, "precision": precision, "batch": batch, "prompt": prompt}
         others |= {"new": new, "threads": threads, "nanogpt": nanogpt, "gpt_fast": gpt_fast, "model": model}
-        others |= {"layers": layers, "cpu_time": cpu_time}
+        others |= {"layers": layers, "cpu_time": cpu_time, "device": device, "training": training}
         refuse_unused("glass bench growth", {**others, "keep": keep}, (), OF_A_RACE)
         return _growth(rounds, json)
     from glassformer.bench.contenders import choose
@@ -130,7 +156,7 @@ def bench(
     checkouts = {name: path.expanduser() for name, path in given.items() if path is not None}
     peers = tuple(against) or ("all",)
     sizes = (batch, prompt, new, rounds, threads, model, layers, cpu_time)
-    plan = Plan(task, peers, tuple(precision), *sizes, checkouts, keep)
+    plan = Plan(task, peers, tuple(precision), *sizes, checkouts, keep, device=device, training=training)
     choose(plan)  # a wrong name is refused before torch is imported
     from glassformer.bench.run import run
     from glassformer.bench.show import show

@@ -22,7 +22,7 @@ def environment(model: Any = None) -> dict[str, str]:
 
 def to_markdown(report: Report, scripts: Sequence[Reproduction] = (), versions: Mapping[str, str] | None = None) -> str:
     """The report as one Markdown document."""
-    lines = [f"# {report.verdict()}", ""]
+    lines = [f"# {_plain(report.verdict())}", ""]
     shown = ", ".join(f"{name} {version}" for name, version in (versions or {}).items())
     counts = report.counts
     lines += [
@@ -77,4 +77,5 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.split())
+    """One line; what would be read as an HTML tag is escaped."""
+    return " ".join(text.split()).replace("<", "&lt;")

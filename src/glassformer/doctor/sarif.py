@@ -4,9 +4,10 @@ import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from glassformer.doctor.report import Diagnosis, Report
-from glassformer.finding import Verdict
+from glassformer.finding import Finding, Verdict
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -34,7 +35,7 @@ def place_of(model: Any, text: str = "") -> Place | None:
         found, line, below = file, 1, file.resolve().is_relative_to(Path.cwd())
     if not found.is_file():
         return None
-    uri = found.resolve().relative_to(Path.cwd()).as_posix() if below else found.resolve().as_uri()
+    uri = quote(found.resolve().relative_to(Path.cwd()).as_posix()) if below else found.resolve().as_uri()
     return Place(uri, line, getattr(thing, "__qualname__", ""))
 
 
@@ -50,24 +51,30 @@ def to_sarif(report: Report, version: str, place: Place | None = None) -> dict[s
         for diagnosis in report.diagnoses
     ]
     driver = {"name": "glass doctor", "version": version, "rules": rules}
-    skipped = [f for f in report.findings if f.verdict is Verdict.SKIP]
-    notes = [
-        {"level": "note", "message": {"text": f"{f.id} was not examined: {f.why}"}, "descriptor": {"id": f.id}}
-        for f in skipped
-    ]
+    notes = [_note(f) for f in report.findings if f.verdict is Verdict.SKIP]
+    if not report.examined:
+        notes.insert(0, {"level": "error", "message": {"text": report.verdict()}})
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
+        "invocations": [{"executionSuccessful": report.examined, "toolExecutionNotifications": notes}],
         "results": [_result(report, i, d, place) for i, d in enumerate(report.diagnoses)],
         "properties": {"subject": report.subject, "kind": report.kind, "counts": report.counts},
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
+def _note(finding: Finding) -> dict[str, Any]:
+    """A notification: what was found and is no bug, or why a probe was not made."""
+    known = finding.evidence.get("explained")
+    text = f"{finding.id} {'(found, not a bug)' if known else 'was not examined'}: {finding.why}"
+    return {"level": "note", "message": {"text": text}, "descriptor": {"id": finding.id}}
+
+
 def _result(report: Report, index: int, diagnosis: Diagnosis, place: Place | None) -> dict[str, Any]:
     location: dict[str, Any] = {}
-    where = ".".join(str(diagnosis.location[k]) for k in ("module", "layer") if diagnosis.location.get(k) is not None)
+    module, layer = diagnosis.location.get("module"), diagnosis.location.get("layer")
+    where = str(module) if module is not None else f"layer {layer}" if layer is not None else ""
     name = f"{place.name if place else report.subject}{f' ({where})' if where else ''}"
     location["logicalLocations"] = [{"fullyQualifiedName": name}]
     if place is not None:

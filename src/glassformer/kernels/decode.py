@@ -28,7 +28,7 @@ from glassformer.shapes import Float, Int
 CUDA_DTYPES = {"float32": torch.float32, "float16": torch.float32, "bfloat16": torch.bfloat16}
 """The dtypes in which the kernels for small models keep weights of each precision."""
 SMALL_MODEL = 2**28
-"""Bytes of weights up to which the kernels for small models are faster than a general graph (docs/benchmarks.md)."""
+"""Bytes of weights up to which kernels for small models are faster than a graph (docs/benchmarks_history.md)."""
 
 
 class DecodeRequest(Protocol):

@@ -1,8 +1,8 @@
 """The kernels of training: which there are, which support a run, and how they are installed into a model.
 
 `install_training_kernels` is the only function that puts kernels into a model. It changes the class of a module to a
-subclass whose `forward` calls a kernel in training steps (`Replacement`); parameters and their names stay. Two kernels
-replace no module: the loss looks up `head_kernel`, and the optimizer `muon_kernel`.
+subclass whose `forward` calls a kernel in training steps (`Replacement`); parameters and their names stay. Kernels of
+the loss and of optimizers replace no module: these look up `head_kernel`, `muon_kernel` and `adamw_kernel`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +17,9 @@ from glassformer import config as c
 from glassformer.config import ConfigError, ModelConfig
 from glassformer.kernels.cpu.training import library, modules
 from glassformer.kernels.cpu.training.functions import WIDE
-from glassformer.kernels.cuda.training import causal, fp8, fp8_cuda, fp8_layers, loss, muon
-from glassformer.kernels.registry import Kernel, Rule, any_values, unsupported_field
-from glassformer.kernels.replacement import Replacement
+from glassformer.kernels.cuda.training import adamw, causal, experts, fp8, fp8_cuda, fp8_layers, loss, muon
+from glassformer.kernels.registry import Kernel, Rule, any_value, any_values, unsupported_field
+from glassformer.kernels.replacement import Replacement, joined_replacements
 from glassformer.kernels.toolchain import cxx, nvrtc
 from glassformer.model import Model
 
@@ -81,6 +81,13 @@ FEEDFORWARD = any_values(
     "feedforward.router.group_score feedforward.shared feedforward.shared.d_ff feedforward.shared.activation "
     "feedforward.shared.bias feedforward.shared.limit feedforward.shared.up_offset feedforward.shared_gate"
 )
+ELSEWHERE = any_values(
+    "layer_kinds attention.softcap attention.sinks attention.latent attention.latent.kv_rank attention.latent.d_shared "
+    "attention.latent.q_rank attention.latent.norm attention.latent.norm.eps attention.latent.norm.bias "
+    "attention.latent.norm.weight attention.latent.norm.offset feedforward.expert.down_bias "
+    "feedforward.shared.down_bias"
+)
+"""Further fields that the experts' kernel may ignore, or which it reads from the experts themselves."""
 EVERYTHING = AROUND | POSITION | ATTENTION | FEEDFORWARD
 HEAD: dict[str, Rule] = {"head": {"Head"}, "head.transform": {None}, "head.width": {None}, "head.softcap": {None}}
 """The heads of the loss kernels: a matrix, and in some a bias."""
@@ -90,7 +97,7 @@ KNOWN_NORMS: dict[str, Rule] = {"norm.weight": {True}, "first_norm": {True}}
 ALLOWED: dict[str, Mapping[str, Rule]] = {
     "float8 feed-forward": EVERYTHING
     | KNOWN_NORMS
-    | {"feedforward": {"dense"}, "feedforward.activation": fp8_cuda.KINDS},
+    | {"feedforward": {"dense", "gated"}, "feedforward.down_bias": any_value},
     "float8 projections": EVERYTHING | KNOWN_NORMS,
     "float8 head": EVERYTHING | HEAD | {"head.bias": {False}},
     "causal attention": EVERYTHING
@@ -103,8 +110,13 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
         "score_bias": {None},
         "dropout": {0.0},
     },
+    "joined projections": EVERYTHING
+    | {"attention.softcap": any_value, "attention.sinks": any_value}
+    | any_values("layer_kinds feedforward.down_bias feedforward.expert.down_bias feedforward.shared.down_bias"),
+    "grouped experts": EVERYTHING | ELSEWHERE | {"feedforward": {"moe"}},
     "CUDA loss": EVERYTHING | HEAD,
     "CUDA Muon": EVERYTHING,
+    "CUDA AdamW": EVERYTHING | ELSEWHERE | any_values("feedforward.down_bias"),
     "native attention": EVERYTHING,
     "native linear": EVERYTHING,
     "native feed-forward": EVERYTHING
@@ -131,6 +143,21 @@ def _float8_projections(config: ModelConfig, request: TrainingRequest) -> str | 
     return _float8(request)
 
 
+def _float8_feedforward(config: ModelConfig, request: TrainingRequest) -> str | None:
+    part = config.feedforward
+    if isinstance(part, c.Dense) and part.activation not in fp8_cuda.KINDS:
+        return f"feedforward.activation={part.activation!r} is not supported by the kernel"
+    return _float8(request)
+
+
+def _joined(config: ModelConfig, request: TrainingRequest) -> str | None:
+    if request.float8:
+        return "the projections are in float8"
+    if request.dtype is not torch.bfloat16:
+        return f"matmuls are in {request.dtype}, not in bfloat16"
+    return _compiled_on_cuda(request)
+
+
 def _compiled_on_cuda(request: TrainingRequest) -> str | None:
     if request.device.type != "cuda":
         return f"the device is {request.device.type}, not cuda"
@@ -147,6 +174,19 @@ def _causal(config: ModelConfig, request: TrainingRequest) -> str | None:
     if request.dtype is not torch.bfloat16:
         return f"matmuls are in {request.dtype}, not in bfloat16"
     return _compiled_on_cuda(request) or (None if causal.available() else "no Hopper GPU with NVRTC was found")
+
+
+def _grouped_experts(config: ModelConfig, request: TrainingRequest) -> str | None:
+    layers = map(config.layer_feedforward, range(config.n_layers))
+    parts = [part for part in layers if isinstance(part, c.MoE)]
+    if not parts:
+        return "no layer has experts"
+    sizes = sorted({config.d_model, *(part.expert.d_ff for part in parts)})
+    if any(size % experts.MULTIPLE for size in sizes):
+        return f"the widths {sizes} are not all multiples of {experts.MULTIPLE}"
+    if request.dtype is not torch.bfloat16:
+        return f"matmuls are in {request.dtype}, not in bfloat16"
+    return "parameters are sharded" if request.sharded else experts.unsupported_device(request.device)
 
 
 def _cuda_loss(config: ModelConfig, request: TrainingRequest) -> str | None:
@@ -169,6 +209,10 @@ def _muon(config: ModelConfig, request: TrainingRequest) -> str | None:
     return "parameters are sharded" if request.sharded else _nvrtc(request)
 
 
+def _adamw(config: ModelConfig, request: TrainingRequest) -> str | None:
+    return "parameters are sharded" if request.sharded else _nvrtc(request)
+
+
 def _native_attention(config: ModelConfig, request: TrainingRequest) -> str | None:
     if request.device.type != "cpu":
         return f"the device is {request.device.type}, not cpu"
@@ -179,12 +223,12 @@ def _native_attention(config: ModelConfig, request: TrainingRequest) -> str | No
     if config.d_head % WIDE or config.d_value % WIDE:
         return f"heads are {config.d_head} and {config.d_value} wide, which are not multiples of {WIDE}"
     if cxx.register_bits() < 256:
-        return "it is slower than torch without AVX2 (docs/benchmarks.md)"
+        return "it is slower than torch without AVX2 (docs/benchmarks_history.md)"
     return None if cxx.compiler() else "no C++ compiler was found"
 
 
 def _native_matmul(config: ModelConfig, request: TrainingRequest) -> str | None:
-    """Why the kernels with matmuls are not used. The rule is measured (docs/benchmarks.md).
+    """Why the kernels with matmuls are not used. The rule is measured (docs/benchmarks_history.md).
 
     On Intel processors torch's matmuls are faster (12 to 16 % of a step). On AMD processors ours are faster with
     AVX-512, and with AVX2 for models up to 128 wide (10 to 18 %), but not for wider ones.
@@ -192,7 +236,7 @@ def _native_matmul(config: ModelConfig, request: TrainingRequest) -> str | None:
     if request.dtype is not torch.float32:
         return f"matmuls are in {request.dtype}, not in float32"
     if cxx.is_intel() or (cxx.register_bits() != 512 and config.d_model > 128):
-        return "torch's matmuls are faster on this processor (docs/benchmarks.md)"
+        return "torch's matmuls are faster on this processor (docs/benchmarks_history.md)"
     return None
 
 
@@ -214,7 +258,7 @@ def _checked(
     """Return `supports` of a kernel: first the config fields (ALLOWED), then shapes, dtype and device."""
 
     def supports(config: ModelConfig, request: TrainingRequest) -> str | None:
-        if request.frozen and name != "native attention":
+        if request.frozen and name not in ("native attention", "CUDA AdamW", "CUDA Muon"):
             return "some parameters are frozen"
         return unsupported_field(config, ALLOWED[name]) or machine(config, request)
 
@@ -229,7 +273,7 @@ BFLOAT16 = "the rounding of bfloat16: 2^-7 of the largest value"
 FLOAT32 = "float32 sums in another order: loss 1e-5, gradients 1e-4 relative"
 FLOAT8 = "the rounding of e4m3 (2^-4) and e5m2 (2^-3): gradients of a feed-forward 7 to 9 % root mean square"
 TRAINING_KERNELS: tuple[Kernel, ...] = (
-    _kernel("float8 feed-forward", "model.layers.Dense", lambda config, request: _float8(request), FLOAT8,
+    _kernel("float8 feed-forward", "model.layers.Dense and Gated", _float8_feedforward, FLOAT8,
             "cuda/training/test_fp8_layers"),
     _kernel("float8 projections", "projections of model.attention.Attention", _float8_projections, FLOAT8,
             "cuda/training/test_fp8_layers"),
@@ -237,9 +281,13 @@ TRAINING_KERNELS: tuple[Kernel, ...] = (
             "cuda/training/test_fp8"),
     _kernel("causal attention", "F.scaled_dot_product_attention, backward", _causal, BFLOAT16,
             "cuda/training/test_causal"),
+    _kernel("joined projections", "projections of model.attention.Attention", _joined, BFLOAT16, "test_replacement"),
+    _kernel("grouped experts", "model.moe.MoE", _grouped_experts, BFLOAT16, "cuda/training/test_experts"),
     _kernel("CUDA loss", "training.chunked_loss.head_gradients", _cuda_loss, BFLOAT16, "cuda/training/test_loss"),
     _kernel("CUDA Muon", "training.muon.Muon, elementwise passes", _muon, "one step of bfloat16 before rounding",
             "cuda/training/test_muon"),
+    _kernel("CUDA AdamW", "torch.optim.AdamW", _adamw, "float32 sums in another order: 1e-6 relative",
+            "cuda/training/test_adamw"),
     _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules"),
     _kernel("native linear", "projections of model.attention.Attention", _native_linear, FLOAT32,
             "cpu/training/test_modules"),
@@ -249,9 +297,11 @@ TRAINING_KERNELS: tuple[Kernel, ...] = (
 """In the order of installation: a module that one kernel has replaced is not replaced by a later one."""
 
 REPLACEMENTS: dict[str, Callable[[Model], Iterator[Replacement]]] = {
-    "float8 feed-forward": fp8_layers.dense_replacements,
+    "float8 feed-forward": fp8_layers.feedforward_replacements,
     "float8 projections": fp8_layers.projection_replacements,
     "causal attention": causal.replacements,
+    "joined projections": joined_replacements,
+    "grouped experts": experts.replacements,
     "native attention": modules.attention_replacements,
     "native linear": modules.linear_replacements,
     "native feed-forward": modules.dense_replacements,
@@ -305,3 +355,8 @@ def head_kernel(
 def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> ModuleType | None:
     """Return the module with the passes of Muon over matrices of one shape, or None for plain torch."""
     return muon if muon.supports_call(matrices, rate) else None
+
+
+def adamw_kernel(optimizer: torch.optim.AdamW) -> ModuleType | None:
+    """Return the module with AdamW's step in one pass, or None for torch's."""
+    return adamw if adamw.supports_call(optimizer) else None

@@ -101,6 +101,7 @@ def balance_loss(probabilities: Float[Tensor, "*n E"], choice: Int[Tensor, "*n A
     f_e is the share of the n*A assignments that went to expert e (no gradient), P_e the mean probability of e.
     """
     n_experts = probabilities.shape[-1]
-    counts = torch.bincount(choice.flatten(), minlength=n_experts).to(probabilities.dtype)
-    share = counts / counts.sum()
+    one = torch.ones((), dtype=probabilities.dtype, device=choice.device).expand(choice.numel())
+    counts = torch.zeros(n_experts, dtype=one.dtype, device=one.device).scatter_add(0, choice.flatten(), one)
+    share = counts / choice.numel()
     return n_experts * (share * probabilities.flatten(0, -2).mean(0)).sum()

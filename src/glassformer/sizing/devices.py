@@ -94,8 +94,9 @@ H200 = Device(
     name="h200",
     matmuls=744e12, attention=250e12, memory=3.76e12, capacity=139 * 2**30, peak=990e12, gaps=2.9e-3,
     link=360e9, gather=360e9, scatter=360e9, network=40e9, per_machine=8, latency=10e-6, overlap=0.9,
-    source="matmuls, attention, memory, capacity and gaps were measured on one H200 (docs/benchmarks.md); links are "
-    "80 % of the data sheet's 450 GB/s a direction (NVLink 4) and of an assumed network of 400 Gbit/s per device",
+    source="matmuls, attention, memory, capacity and gaps were measured on one H200 (docs/benchmarks_history.md); "
+    "links are 80 % of the data sheet's 450 GB/s a direction (NVLink 4) and of an assumed network of 400 Gbit/s per "
+    "device",
     sheet=DataSheet(990e12, 141, 4.8e12, 900e9, "NVLink 4", 700, "NVIDIA H200 Tensor Core GPU data sheet"),
 )  # fmt: skip
 

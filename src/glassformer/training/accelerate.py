@@ -77,3 +77,11 @@ def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> types.ModuleTyp
         return None
     found: types.ModuleType | None = kernels.muon_kernel(matrices, rate)
     return found
+
+
+def adamw_kernel(optimizer: torch.optim.AdamW) -> types.ModuleType | None:
+    """Return the module with a faster step of AdamW, or None."""
+    if kernels is None:
+        return None
+    found: types.ModuleType | None = kernels.adamw_kernel(optimizer)
+    return found

@@ -25,10 +25,11 @@ WARM_UP = 3
 
 
 def can_capture(state: TrainState) -> bool:
-    """Return whether every step launches the same kernels: one CUDA process, no accumulation, no routing of tokens."""
+    """Return whether every step launches the same kernels: one CUDA process, no accumulation, no expert by itself."""
     run = state.run
     single = state.group is ALONE and run.loop.accumulate == 1 and run.chat is None and run.machine.recompute == "no"
-    return state.device.type == "cuda" and single and not has_experts(state.model)
+    routed = has_experts(state.model) and "grouped experts" not in state.kernels
+    return state.device.type == "cuda" and single and not routed
 
 
 @dataclass

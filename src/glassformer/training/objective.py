@@ -4,7 +4,7 @@ A loss is a sum over targets divided by the number of targets of the whole step,
 batch (accumulation steps, ranks) add up to exactly the loss of the batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -141,11 +141,18 @@ class Narrow:
 
 
 def summed_loss(
-    model: Model, batch: Batch, loss: Loss, training: bool, stream: torch.dtype | None = None, float8: bool = False
+    model: Model,
+    batch: Batch,
+    loss: Loss,
+    training: bool,
+    stream: torch.dtype | None = None,
+    float8: bool = False,
+    finish: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(what is minimised, plain cross-entropy), both summed over targets; `stream` is a dtype for the residual stream.
 
-    `float8` computes the matmuls of the head in float8, where `float8_head` supports it.
+    `float8` computes the matmuls of the head in float8, where `float8_head` supports it. `finish` is used in place of
+    `head_loss`, such as a compiled one.
 
     Minimised: cross-entropy with label smoothing + z_loss * logsumexp^2 per target + balance * mean balance loss of the
     layers per target. The balance loss is of the batch it sees: in accumulation, the mean over parts.
@@ -163,7 +170,8 @@ def summed_loss(
     if parallel is not None:
         total, plain = parallel(model, hidden, targets, loss, training)
     elif chunked(model):
-        total, plain = _chunked_loss(model, hidden, targets, loss, training, float8 and float8_head(model))
+        compute = head_loss if finish is None else finish
+        total, plain = compute(model, hidden, targets, loss, training, float8 and float8_head(model))
     else:
         total, plain = _plain_loss(model.logits(hidden, tap), targets, loss, training)
     if routers is not None and loss.balance:
@@ -240,9 +248,10 @@ def float8_head(model: Model) -> bool:
     return chunked(model) and head is not None and not head.bias
 
 
-def _chunked_loss(
+def head_loss(
     model: Model, hidden: Tensor, targets: Tensor, loss: Loss, training: bool, float8: bool
 ) -> tuple[Tensor, Tensor]:
+    """Return the loss of hidden states (B,T,D) without ever holding all logits."""
     head = model.head
     assert head is not None
     weight = model.embed.tokens.weight if head.weight is None else head.weight
@@ -270,4 +279,4 @@ def _plain_loss(logits: Tensor, targets: Tensor, loss: Loss, training: bool) -> 
 
 def has_experts(model: Model) -> bool:
     """Return whether tokens are routed to experts, so that the operations of a step depend on the data."""
-    return hasattr(model.blocks[0].feedforward, "router")
+    return any(hasattr(block.feedforward, "router") for block in model.blocks)

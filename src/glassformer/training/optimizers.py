@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.config.optimizer import rule_for
+from glassformer.training import accelerate
 from glassformer.training.muon import Muon
 from glassformer.training.run import Optim, Schedule
 
@@ -57,8 +58,7 @@ class Optimizer:
 
     def step(self, factor: float) -> None:
         self.set_rate(factor)
-        for member, _ in self.members:
-            member.step()
+        self.step_unless(None)
 
     def rates(self, factor: float) -> dict[str, float]:
         """Return the learning rates of a step by the names of their fields: `lr` of AdamW, `muon_lr` of Muon."""
@@ -80,6 +80,9 @@ class Optimizer:
         `shrink` multiplies the gradient while the optimizers read it, so no extra pass is needed.
         """
         for member, _ in self.members:
+            if isinstance(member, torch.optim.AdamW) and (kernel := accelerate.adamw_kernel(member)):
+                kernel.step(member, found_inf, shrink)
+                continue
             member.grad_scale = None if shrink is None else 1 / shrink  # type: ignore[attr-defined]
             member.found_inf = found_inf  # type: ignore[attr-defined]
             member.step()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
+from glassformer.config import ConfigError, DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
 from glassformer.config import replace as replace_model
 from glassformer.config.schema import build, from_dict, merge_tables, to_dict
 from glassformer.errors import nearest, require
@@ -134,12 +134,12 @@ class Run:
         feedforward = self.model.feedforward
         if self.machine.products != "float8":
             return
-        if not isinstance(feedforward, Dense):
+        if feedforward.kind not in ("dense", "gated"):
             raise ConfigError(
-                f"machine.products='float8' is for a dense feed-forward, and the model's is {feedforward.kind!r}: use "
-                "machine.products='precision'."
+                f"machine.products='float8' is for a dense or gated feed-forward, and the model's is "
+                f"{feedforward.kind!r}: use machine.products='precision'."
             )
-        for name, size in (("d_model", self.model.d_model), ("feedforward.d_ff", feedforward.d_ff)):
+        for name, size in (("d_model", self.model.d_model), ("feedforward.d_ff", self.model.d_ff)):
             require(
                 size % 16 == 0,
                 f"model.{name}={size} is not a multiple of 16, as machine.products='float8' needs: change it, or use "

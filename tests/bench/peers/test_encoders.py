@@ -37,6 +37,21 @@ def test_hidden_states_of_unequal_texts(encoder, name):
         assert float((torch.as_tensor(states) - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
+def test_onnxruntime_quantises_an_encoder(encoder):
+    """Its quantiser cannot infer the types behind fused operators by itself."""
+    module = module_of("onnxruntime")
+    order = tiny.order(encoder, "onnxruntime", "onnxrt", "int8", task="encode")
+    module.prepare(order)
+    texts = encoder.texts(3, 12, seed=0)
+    found = module.Encoder(order).encode(texts)
+    model = gf.load(encoder.root / "hf")
+    for text, states in zip(texts, found, strict=True):
+        with torch.no_grad():
+            wanted = model.encode(torch.tensor([text]))[0]
+        error = float((torch.as_tensor(states) - wanted).abs().max() / wanted.abs().max())
+        assert 1e-5 < error < 0.2  # rounded, and the same model
+
+
 @pytest.mark.parametrize("name", ["glassformer", "transformers", "ctranslate2"])
 def test_tokens_of_an_encoder_decoder(seq2seq, name):
     module = module_of(name)

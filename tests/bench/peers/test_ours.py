@@ -1,8 +1,11 @@
 """Our contenders say what the engine says, and tell of every token."""
 
+from typing import get_args
+
 import pytest
 
 from glassformer.bench.peers import ours
+from glassformer.config.choices import Precision
 from glassformer.kernels.toolchain import cxx
 from tests.bench import tiny
 
@@ -24,6 +27,16 @@ def test_the_kernels_in_every_precision(subject, precision):
     assert [len(row) for row in made] == [order.new, order.new]
     if precision == "float32":
         assert made == tiny.engine_ids(subject, order)
+
+
+def test_on_a_gpu_the_engine_is_the_one_that_a_user_finds(subject):
+    given = tiny.order(subject, "glassformer", "ours", "float8", device="cuda")
+    assert (ours._engine(given), ours._stored(given)) == ("auto", "bfloat16")
+    assert ours.PRECISION["float8"] in get_args(Precision)
+    on_cpu = tiny.order(subject, "glassformer", "ours", "int8")
+    assert (ours._engine(on_cpu), ours._stored(on_cpu)) == ("native", "float32")
+    plain = tiny.order(subject, "glassformer-torch", "ours", "bfloat16", device="cuda")
+    assert (ours._engine(plain), ours._stored(plain)) == ("torch", "bfloat16")
 
 
 def test_bfloat16_of_the_engine_is_in_its_weights(subject):

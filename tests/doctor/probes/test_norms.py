@@ -6,6 +6,7 @@ from torch import nn
 
 from glassformer.doctor.probes import norms, subject_of
 from glassformer.finding import Verdict
+from tests.bugs.idioms import by_hand
 from tests.doctor.probes.subjects import bert, buggy, failures, gpt2, listed, rotary
 
 
@@ -94,3 +95,22 @@ def test_a_narrow_norm_before_the_others_does_not_hide_them():
 
     (finding,) = norms.eps_as_declared(subject_of(Model(), kind="decoder"))
     assert (finding.verdict, finding.evidence["module"]) == (Verdict.FAIL, "norms.1")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("eps", [1e-6, 1e-3])
+def test_a_norm_whose_eps_has_another_name_is_solved_for(eps):
+    module = by_hand.Norm(24, 1e-6, eps).double()
+    assert norms.formula_of(norms.Norm("n", module, torch.randn(2, 3, 24))).eps == pytest.approx(eps, rel=1e-3)
+
+
+def test_a_map_without_a_norm_is_none():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(24)), 1e-5
+
+        def forward(self, x):
+            return x * self.weight
+
+    assert norms.formula_of(norms.Norm("n", Scaled(), torch.randn(2, 3, 24))) is None

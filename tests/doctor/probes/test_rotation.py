@@ -42,3 +42,8 @@ def test_angles_of_one_layout_on_components_of_the_other_keep_no_length():
 
 def test_vectors_that_do_not_move_are_no_rotation():
     assert not rotation_of(torch.ones(5, 8)).moves
+
+
+def test_rounding_of_earlier_layers_is_no_rotation():
+    noise = 1 + 1e-5 * torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
+    assert not rotation_of(torch.ones(9, 8) * noise).moves

@@ -36,6 +36,21 @@ def script_for(id: str, found: Finding) -> tuple[Reproduction, Reproduction]:
     return made[0], made[1]
 
 
+def shows_in(bug: str, build: str, kind: str, probe: str, **evidence) -> bool:
+    """The same for a model by its code: `build` is `package.function`, which takes the name of a bug or nothing."""
+    module, _, name = build.rpartition(".")
+    found = finding(probe, **evidence)
+    report = Report("model", kind, (Diagnosis(probe.split("/")[0], "title", {}, (found,), "fix it"),), (found,))
+    codes = []
+    for given in (repr(bug), ""):
+        source = f"from {module} import {name}\n\nmodel = {name}({given})"
+        names: dict = {}
+        exec(source, names)
+        (script,) = reproduce(report, names["model"], source)
+        codes.append(exit_code(script))
+    return codes == [1, 0]
+
+
 def exit_code(script: Reproduction) -> int:
     """Run a script in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as message, pytest.raises(SystemExit) as end:

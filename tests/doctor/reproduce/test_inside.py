@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.doctor.reproduce.scripts import shows
+from tests.doctor.reproduce.scripts import shows, shows_in
 
 
 @pytest.mark.sample(3)
@@ -18,3 +18,8 @@ from tests.doctor.reproduce.scripts import shows
 )
 def test_the_script_shows_the_bug_and_not_its_twin(id, probe, evidence):
     assert shows(id, probe, **evidence)
+
+
+@pytest.mark.parametrize("bug", ["residual_normed", "feed_residual_normed"])
+def test_a_residual_from_the_normed_stream_shows(bug):
+    assert shows_in(bug, "tests.bugs.styles.inline.build", "decoder", "norm_placement/start")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.doctor.reproduce.scripts import shows
+from tests.doctor.reproduce.scripts import shows, shows_in
 
 WARM = {"weights": "matrices x 6"}
 
@@ -30,3 +30,14 @@ WARM = {"weights": "matrices x 6"}
 )
 def test_the_script_shows_the_bug_and_not_its_twin(id, probe, evidence):
     assert shows(id, probe, **evidence)
+
+
+def test_a_cache_inside_the_model_shows():
+    for build, bug in (("set_up", "restarts"), ("flagged", "restarts")):
+        where = f"tests.bugs.idioms.kept_caches.{build}"
+        assert shows_in(bug, where, "decoder", "decode_position/steps", rows=2, pieces=[4, 1, 1, 1], **WARM)
+
+
+def test_a_source_without_positions_may_be_reversed():
+    build = "tests.bugs.styles.translator.build"
+    assert shows_in("source_without_positions", build, "seq2seq", "position_missing/source")

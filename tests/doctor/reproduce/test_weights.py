@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.doctor.reproduce.scripts import finding, script_for, shows
+from tests.doctor.reproduce.scripts import finding, script_for, shows, shows_in
 
 
 @pytest.mark.sample(3)
@@ -24,3 +24,8 @@ def test_the_script_shows_the_bug_and_not_its_twin(id, probe, evidence):
         assert "source_tokens.weight" in script_for(id, finding(probe, **evidence))[0].text
         return
     assert shows(id, probe, **evidence)
+
+
+def test_labels_that_are_shifted_only_without_labels_show():
+    build = "tests.bugs.idioms.parameters.build"
+    assert shows_in("labels_not_shifted", build, "decoder", "label_shift/arguments", argument="labels")

@@ -11,8 +11,10 @@ from glassformer.doctor.probes import modes
 from glassformer.doctor.probes.caching import run_chunks
 from glassformer.doctor.subject import caches
 from glassformer.doctor.subject.adapt import subject_of
+from glassformer.doctor.subject.arguments import Setup
 from glassformer.doctor.subject.interface import find_cache
 from glassformer.finding import Verdict
+from tests.bugs.idioms import kept_caches
 
 
 class Reader(nn.Module):
@@ -166,3 +168,38 @@ def test_a_field_named_like_a_cache_is_one_and_hidden_states_are_not():
     assert find_cache(SimpleNamespace(logits=torch.zeros(2), past=kept)) is kept
     assert find_cache({"logits": torch.zeros(2), "new_cache": kept}) is kept
     assert find_cache(SimpleNamespace(logits=torch.zeros(2), hidden_states=kept)) is None
+
+
+@pytest.mark.parametrize("cls", kept_caches.MODELS)
+def test_a_cache_inside_the_model_is_continued_and_a_plain_call_goes_without(cls):
+    subject = subject_of(kept_caches.build(cls))
+    assert subject.interface.internal
+    assert subject.interface.positions is None
+    with subject.isolated() as isolated:
+        tokens = isolated.tokens(2, 9)
+        plain = isolated.logits(tokens)
+        for _ in range(2):
+            stepped, _ = run_chunks(isolated, tokens, [4, 1, 1, 3])
+            torch.testing.assert_close(stepped, plain)
+            torch.testing.assert_close(isolated.logits(tokens), plain)
+
+
+def test_a_method_that_makes_caches_is_undone():
+    model = kept_caches.build(kept_caches.SetUp)
+    make = Setup("setup_caches", 16)
+    before = {name: id(value) for name, value in vars(model.layers[0].mixer).items()}
+    make(model, 3)
+    assert model.layers[0].mixer.slots.k.shape[:3] == (3, kept_caches.HEADS, 16)
+    make.undo(model)
+    assert {name: id(value) for name, value in vars(model.layers[0].mixer).items()} == before
+    assert model.layers[0].mixer.slots is None
+
+
+def test_a_flag_named_like_a_cache_is_a_flag():
+    class Flag(Returns):
+        def forward(self, tokens, kv_cache: bool = False):
+            return self.read(tokens, None, 0)[0]
+
+    face = subject_of(Flag()).interface
+    assert face.cache is None
+    assert face.use_cache == "kv_cache"

@@ -9,11 +9,11 @@ import torch
 import glassformer as gf
 from glassformer.config import ConfigError, RMSNorm
 from glassformer.training import read_run
+from glassformer.training.blocks import recompute_blocks
 from glassformer.training.distributed import context
 from glassformer.training.distributed.context import ContextParallel
 from glassformer.training.distributed.group import check
 from glassformer.training.objective import IGNORED, Batch, summed_loss
-from glassformer.training.recompute import recompute_blocks
 from glassformer.training.run import Loss
 from tests.training.distributed.threads import Threads, on_ranks
 

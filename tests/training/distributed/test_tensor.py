@@ -9,11 +9,11 @@ import glassformer as gf
 from glassformer.config import ConfigError
 from glassformer.config.placement import cut_dimension
 from glassformer.training import read_run, resume_session, train
+from glassformer.training.blocks import recompute_blocks
 from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.distributed.group import check
 from glassformer.training.distributed.tensor import Division
 from glassformer.training.objective import Batch, summed_loss
-from glassformer.training.recompute import recompute_blocks
 from glassformer.training.run import Loss
 from tests.training.distributed.ranks import alone, assert_same, curve, job, together
 from tests.training.distributed.test_layouts import MODELS

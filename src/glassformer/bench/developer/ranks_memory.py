@@ -24,9 +24,9 @@ from glassformer.config import ModelConfig, presets
 from glassformer.model import DecoderLM, build, cache, context
 from glassformer.sizing.rank_memory import rank_bytes
 from glassformer.sizing.strategy import Strategy
+from glassformer.training.blocks import recompute_blocks
 from glassformer.training.distributed.sharding import Sharded
 from glassformer.training.objective import Batch, summed_loss
-from glassformer.training.recompute import recompute_blocks
 from glassformer.training.run import Loss, Machine
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -133,7 +133,7 @@ def peak_of_step(case: Case, is_fake: bool) -> dict[str, float]:
     model = DecoderLM(case.config).train() if is_fake else build(case.config, device="cpu").train()  # type: ignore[arg-type]
     group = Tracked(machine)
     recompute_blocks(model, machine.recompute)
-    loss = group.wrap(model, summed_loss, False)
+    loss = group.wrap(model, summed_loss)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     ids = torch.zeros(case.batch, case.length, dtype=torch.long)
     tracker = MemTracker()

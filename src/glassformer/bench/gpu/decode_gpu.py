@@ -10,9 +10,7 @@ with the engine in float32, `--parts` times every kind of operation of a step al
 """
 
 import statistics
-import sys
 import time
-import types
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 from glassformer import config as c
 from glassformer.bench.commands import in_turns, parser, spread
 from glassformer.bench.gpu.device import gpu_seconds, require_gpu
+from glassformer.bench.peers import gptfast
 from glassformer.config import presets
 from glassformer.generation import generate
 from glassformer.kernels import decode
@@ -94,37 +93,18 @@ def ours(model: Model, batch: int, prompt: int, new: int, **options: Any) -> Cal
 
 def gpt_fast(folder: str, config: c.ModelConfig, batch: int, length: int, new: int) -> Callable[[], float]:
     """Return the same for gpt-fast."""
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    sys.modules["tokenizer"] = types.ModuleType("tokenizer")
-    sys.modules["tokenizer"].get_tokenizer = None  # type: ignore[attr-defined]
-    import generate as theirs  # type: ignore[import-not-found]
-    from model import ModelArgs, Transformer  # type: ignore[import-not-found]
-
-    torch.manual_seed(0)
+    theirs, program = gptfast.modules(folder)
     torch._dynamo.reset()
-    heads = config.d_model // config.d_head
-    groups = min(config.n_kv_heads, heads)
-    ours_per_layer = config.d_head * (2 * config.n_heads + 2 * config.n_kv_heads) + 3 * config.d_ff
-    hidden = (ours_per_layer - 2 * config.d_model - 2 * groups * config.d_head) // 3 // 64 * 64
-    shape = ModelArgs(
-        block_size=max(1024, length + new + 64), vocab_size=config.vocab_size, n_layer=config.n_layers, n_head=heads,
-        n_local_heads=groups, dim=config.d_model, intermediate_size=hidden,
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = Transformer(shape).to(torch.bfloat16).eval()
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, 0.0, 0.02)
-    if not hasattr(theirs, "plain_step"):
-        theirs.plain_step = theirs.decode_one_token
-    theirs.decode_one_token = torch.compile(theirs.plain_step, mode="reduce-overhead", fullgraph=True)
+    model = gptfast.build(theirs, gptfast.shape(config, length + new + SHORT), "cuda")
+    if not hasattr(program, "plain_step"):
+        program.plain_step = program.decode_one_token
+    program.decode_one_token = torch.compile(program.plain_step, mode="reduce-overhead", fullgraph=True)
     prompt = torch.tensor(prompts_of(config, 1, length)[0], device="cuda", dtype=torch.int)
 
     def run(count: int) -> float:
         def work() -> None:
             with torch.no_grad():
-                theirs.generate(
+                program.generate(
                     model, prompt, count, batch_size=batch, interactive=False, draft_model=None,
                     callback=lambda _: None, temperature=1.0, top_k=1,
                 )  # fmt: skip

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from glassformer.bench.commands import in_turns, parser, spread
 from glassformer.bench.gpu.device import require_gpu
@@ -33,11 +34,12 @@ AGREE = 0.1
 
 
 PEER = "nanoGPT compiled"
+Step = Callable[[Batch], Tensor | float]
 
 
 def ours(
     batch: int, stream: Literal["float32", "bfloat16"], products: Literal["precision", "float8"] = "precision"
-) -> tuple[Callable[[Batch], float], int]:
+) -> tuple[Step, int]:
     """Return our training step, a function from a batch to its loss, and the number of parameters."""
     model = presets.gpt2(vocab_size=VOCAB, dropout=0.0, attention__bias=False, feedforward__bias=False)
     run = Run(
@@ -50,10 +52,10 @@ def ours(
     state = prepare_state(run)
     count = sum(p.numel() for p in state.model.parameters())
     one_step = CapturedStep(state)
-    return lambda b: float(one_step(state, b)["loss"]), count
+    return lambda b: one_step(state, b)["loss"], count
 
 
-def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]:
+def nanogpt(folder: str, compiled: bool) -> tuple[Step, int]:
     """Return the same for nanoGPT from a checkout."""
     sys.path.insert(0, folder)
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
@@ -63,17 +65,16 @@ def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
     run = torch.compile(model) if compiled else model
 
-    def step(b: Batch) -> float:
+    def step(b: Batch) -> Tensor:
         context = torch.autocast("cuda", torch.bfloat16)
-        return float(training_step(run, optimizer, context, b.inputs, b.targets).item())
+        loss: Tensor = training_step(run, optimizer, context, b.inputs, b.targets)
+        return loss.detach()
 
     return step, count
 
 
-def measure(
-    step: Callable[[Batch], float], batches: list[Batch], steps: int, meter: Meter | None = None
-) -> tuple[float, float]:
-    """Return the seconds per step and the last loss."""
+def measure(step: Step, batches: list[Batch], steps: int, meter: Meter | None = None) -> tuple[float, float]:
+    """Return the seconds per step and the last loss, which alone is read: training does not wait for each step."""
     meter = meter or Meter()
     torch.cuda.synchronize()
     meter.begin()
@@ -84,7 +85,7 @@ def measure(
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     meter.end()
-    return seconds / steps, loss
+    return seconds / steps, float(loss)
 
 
 def main() -> None:
@@ -112,7 +113,7 @@ def main() -> None:
         batches.append(Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(torch.device("cuda")))
     for name, (step, count) in contenders.items():
         start = time.perf_counter()
-        loss = step(batches[0])
+        loss = float(step(batches[0]))
         for _ in range(3):
             step(batches[1])
         seconds = time.perf_counter() - start

@@ -1,4 +1,7 @@
-"""Not a contender but the limit: the memory bandwidth of this machine, measured in turns with the contenders."""
+"""Not a contender but the limit: the memory bandwidth of this machine, measured in turns with the contenders.
+
+With `--device cuda` it is the bandwidth of the GPU's memory.
+"""
 
 import mmap
 
@@ -6,6 +9,8 @@ from glassformer.bench.peers.base import Order
 
 READ = 1 << 30
 """Bytes of one read; far more than any cache holds."""
+READ_ON_GPU = 8 << 30
+"""There, 1 GiB takes a quarter of a millisecond, and launching the sum would count."""
 
 
 class Peer:
@@ -13,11 +18,15 @@ class Peer:
 
     version = ""
 
-    def __init__(self, order: Order, size: int = READ):
+    def __init__(self, order: Order, size: int = 0):
         import torch
 
         torch.set_num_threads(order.threads)
-        self.size = size
+        self.size = size or (READ if order.device == "cpu" else READ_ON_GPU)
+        size = self.size
+        if order.device != "cpu":
+            self.numbers = torch.ones(size // 4, device=order.device)
+            return
         # private, because shared memory has small pages
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -31,6 +31,7 @@ class Order:
     checkout: str = ""
     setting: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Settings of a task, such as the batch of training."""
+    device: str = "cpu"
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -50,6 +51,16 @@ class Order:
         return self.root / "hf"
 
     @property
+    def text(self) -> Path:
+        """The text that start-up of training reads, made of words `t0`, `t1`, …."""
+        return self.root / "words.txt"
+
+    @property
+    def words(self) -> Path:
+        """The tokenizer of that text, with the vocabulary of the model."""
+        return self.root / "words.json"
+
+    @property
     def length(self) -> int:
         """Length of a sequence at the end, in tokens."""
         return len(self.prompts[0]) + self.new
@@ -62,6 +73,14 @@ class Generator(Protocol):
 
     def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         """Return the greedy continuation of every prompt: `new` ids each, without stopping early."""
+
+
+def wait(device: str) -> None:
+    """Wait until the device has finished all work that was launched; a CPU has none."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
 
 
 def library(name: str) -> Any:

@@ -6,6 +6,14 @@ from typing import Any
 from glassformer.bench.peers.base import Mark, Order, config_of, library
 
 
+def quiet_package() -> Any:
+    """Return transformers, which then reports errors only."""
+    package = library("transformers")
+    package.logging.set_verbosity_error()
+    package.logging.disable_progress_bar()
+    return package
+
+
 class Times:
     """A streamer that records the time of every token."""
 
@@ -26,17 +34,17 @@ class Peer:
         import torch
 
         torch.set_num_threads(order.threads)
-        package = library("transformers")
-        package.logging.set_verbosity_error()
-        package.logging.disable_progress_bar()
-        self.version = str(package.__version__)
+        package = quiet_package()
+        self.version, self.device = str(package.__version__), order.device
         dtype = getattr(torch, order.precision)
         self.is_seq2seq = bool(config_of(order).get("is_encoder_decoder"))
         kind = package.AutoModelForSeq2SeqLM if self.is_seq2seq else package.AutoModelForCausalLM
-        self.model = kind.from_pretrained(order.model, dtype=dtype).eval()
+        self.model = kind.from_pretrained(order.model, dtype=dtype).eval().to(order.device)
         settings: dict[str, Any] = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "eos_token_id": None}
         if order.name == "transformers-compiled":
-            compiling = package.CompileConfig(fullgraph=True, mode="default")
+            # as its documentation advises; on a CPU there are no CUDA graphs to reduce the overhead with
+            mode = "default" if order.device == "cpu" else "reduce-overhead"
+            compiling = package.CompileConfig(fullgraph=True, mode=mode)
             compiling._compile_all_devices = True  # on a CPU it is off unless asked for
             settings |= {"cache_implementation": "static", "compile_config": compiling}
             if order.task == "prefill":  # generate compiles the steps after the prompt only
@@ -46,7 +54,7 @@ class Peer:
     def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         import torch
 
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=self.device)
         self.settings.max_new_tokens = new
         made = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), generation_config=self.settings, streamer=Times(mark)
@@ -62,11 +70,10 @@ class Encoder:
         import torch
 
         torch.set_num_threads(order.threads)
-        package = library("transformers")
-        package.logging.set_verbosity_error()
-        package.logging.disable_progress_bar()
-        self.version = str(package.__version__)
-        self.model = package.AutoModel.from_pretrained(order.model, dtype=getattr(torch, order.precision)).eval()
+        package = quiet_package()
+        self.version, self.device = str(package.__version__), order.device
+        model = package.AutoModel.from_pretrained(order.model, dtype=getattr(torch, order.precision))
+        self.model = model.eval().to(order.device)
 
     def encode(self, texts: tuple[tuple[int, ...], ...]) -> list[Any]:
         import torch
@@ -75,5 +82,6 @@ class Encoder:
         lengths = torch.tensor([len(text) for text in texts])
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         with torch.inference_mode():
-            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            given = {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
+            states = self.model(**given).last_hidden_state.cpu()
         return [row[:n].float() for row, n in zip(states, lengths.tolist(), strict=True)]

@@ -16,7 +16,10 @@ def load(order: Order) -> Any:
     sys.path.insert(0, order.checkout)
     theirs = library("model")
     cfg, tensors = config_of(order), arrays(order)
-    has_bias = any(value.any() for name, value in tensors.items() if name.endswith(".bias"))
+    # biases of zero are left out, unless training would change them
+    has_bias = bool(order.setting.get("loaded")) or any(
+        value.any() for name, value in tensors.items() if name.endswith(".bias")
+    )
     shape = theirs.GPTConfig(
         block_size=cfg["n_positions"], vocab_size=cfg["vocab_size"], n_layer=cfg["n_layer"], n_head=cfg["n_head"],
         n_embd=cfg["n_embd"], dropout=0.0, bias=has_bias,
@@ -43,13 +46,13 @@ class Peer:
         import torch
 
         torch.set_num_threads(order.threads)
-        self.version = "checkout"
-        self.model = load(order).to(getattr(torch, order.precision)).eval()
+        self.version, self.device = "checkout", order.device
+        self.model = load(order).to(getattr(torch, order.precision)).eval().to(order.device)
 
     def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         import torch
 
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=self.device)
         for _ in range(new):  # its generate keeps nothing between tokens: one by one is the same work
             ids = self.model.generate(ids, 1, top_k=1)
             mark()
@@ -71,18 +74,22 @@ def training_step(model: Any, optimizer: Any, context: Any, inputs: Any, targets
 
 
 class Trainer:
-    """Training steps of nanoGPT on the model of the folder."""
+    """Training steps of nanoGPT on the model of the folder; on a GPU compiled, as its README describes."""
 
     def __init__(self, order: Order):
         import torch
 
         torch.set_num_threads(order.threads)
-        self.version = "checkout"
-        self.model = load(order).train()
-        self.optimizer = self.model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
-        self._spare(self.model.transformer.wpe.weight)
+        self.version, device = "checkout", order.device
+        if device != "cpu":
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as its train.py
+        model = load(order).train().to(device)
+        rate, beta = order.setting.get("lr", 1e-3), order.setting.get("beta2", 0.99)
+        self.optimizer = model.configure_optimizers(0.1, rate, (0.9, beta), device)
+        self._spare(model.transformer.wpe.weight)
         bf16 = order.precision == "bfloat16"
-        self.context = torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
+        self.context = torch.autocast(device, torch.bfloat16) if bf16 else contextlib.nullcontext()
+        self.model = model if device == "cpu" else torch.compile(model)
 
     def _spare(self, table: Any) -> None:
         """Build AdamW without decay of learned positions, as ours, so that losses can be compared at every step."""
@@ -90,5 +97,5 @@ class Trainer:
         decayed["params"] = [p for p in decayed["params"] if p is not table]
         spared["params"].append(table)
 
-    def step(self, inputs: Any, targets: Any) -> float:
-        return float(training_step(self.model, self.optimizer, self.context, inputs, targets).item())
+    def step(self, inputs: Any, targets: Any) -> Any:
+        return training_step(self.model, self.optimizer, self.context, inputs, targets).detach()

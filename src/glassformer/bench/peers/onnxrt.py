@@ -32,7 +32,8 @@ def prepare(order: Order) -> None:
             quantization.quantize_dynamic(
                 plain / FILE, made / FILE, op_types_to_quantize=["MatMul"], per_channel=True,
                 weight_type=quantization.QuantType.QInt8, use_external_data_format=True,
-                extra_options={"MatMulConstBOnly": True},
+                # types of results of fused operators cannot be inferred: everything here is float32
+                extra_options={"MatMulConstBOnly": True, "DefaultTensorType": library("onnx").TensorProto.FLOAT},
             )  # fmt: skip
 
     convert_once(folder(order), convert)

@@ -1,8 +1,28 @@
-"""glassformer itself: the compiled kernels in any precision, and the plain engine."""
+"""glassformer itself: the compiled kernels in any precision, and the plain engine.
+
+On a CPU the kernels are asked for by name, so that a model that they do not support is reported. On a GPU the engine is
+`auto`, as a user finds it.
+"""
 
 from typing import Any
 
 from glassformer.bench.peers.base import Mark, Order
+
+PRECISION = {"float8": "fp8"}
+"""Precisions that have another name in `generate`."""
+
+
+def _engine(order: Order) -> str:
+    if order.name != "glassformer":
+        return "torch"
+    return "native" if order.device == "cpu" else "auto"
+
+
+def _stored(order: Order) -> str:
+    """Return the dtype in which the weights are loaded. The kernels of a CPU round float32 weights themselves."""
+    if order.device == "cpu" and order.name == "glassformer":
+        return "float32"
+    return order.precision if order.precision in ("float32", "bfloat16") else "bfloat16"
 
 
 class Peer:
@@ -16,10 +36,9 @@ class Peer:
 
         torch.set_num_threads(order.threads)
         self.version = __version__
-        self.native = order.name == "glassformer"
-        self.precision = order.precision
-        self.model = load(order.model, dtype="float32" if self.native else order.precision)
-        if self.native:
+        self.engine, self.precision = _engine(order), PRECISION.get(order.precision, order.precision)
+        self.model = load(order.model, dtype=_stored(order), device=order.device)
+        if self.engine == "native":
             from glassformer.kernels.cpu.decode import library
 
             library.load()  # compiled once per machine and version, then cached on disk
@@ -28,10 +47,8 @@ class Peer:
         from glassformer.generation import stream
 
         rows: list[list[int]] = [[] for _ in prompts]
-        engine, precision = ("native" if self.native else "torch"), self.precision
-        for gained in stream(
-            self.model, prompts, new, stop=[], engine=engine, precision=precision  # type: ignore[arg-type]
-        ):  # fmt: skip
+        options: Any = {"engine": self.engine, "precision": self.precision}
+        for gained in stream(self.model, prompts, new, stop=[], **options):
             mark()
             for row, token in zip(rows, gained, strict=True):
                 assert token is not None  # stop=[]: no sequence ends early
@@ -50,10 +67,13 @@ class Encoder:
 
         torch.set_num_threads(order.threads)
         self.version = __version__
-        self.engine, self.precision = ("native" if order.name == "glassformer" else "torch"), order.precision
-        self.model = load(order.model, dtype="float32")
+        self.engine = _engine(order)
+        on_cpu = order.device == "cpu"
+        self.precision = order.precision if on_cpu else "auto"  # a GPU computes in the stored dtype
+        self.model = load(order.model, dtype="float32" if on_cpu else order.precision, device=order.device)
 
     def encode(self, texts: tuple[tuple[int, ...], ...]) -> list[Any]:
         from glassformer.generation import encode
 
-        return list(encode(self.model, texts, engine=self.engine, precision=self.precision))  # type: ignore[arg-type]
+        states = encode(self.model, texts, engine=self.engine, precision=self.precision)  # type: ignore[arg-type]
+        return [state.float().cpu() for state in states]

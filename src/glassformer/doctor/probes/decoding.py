@@ -77,16 +77,19 @@ class Generator:
 
     def __call__(self, isolated: Subject, prompt: Tensor, n: int, seed: int = 0, **given: Any) -> Tensor:
         n += prompt.shape[1] if self.total and isolated.kind != "seq2seq" else 0
-        arguments = {**self.fixed, str(self.count): n, **{k: v for k, v in given.items() if k in self.names}}
-        for name, value in (("do_sample", False), ("top_k", 1), ("sample", False), ("greedy", True)):
-            if name in self.names:
-                arguments[name] = value
+        given = {name: value for name, value in given.items() if name in self.names}
+        arguments = {**self.fixed, str(self.count): n, **given, **self.greedy()}
         seed_torch(seed)
         out = isolated.model.generate(prompt.clone(), **arguments)
         out = getattr(out, "sequences", out[0] if isinstance(out, tuple) else out)
         if not isinstance(out, Tensor) or out.dim() != 2:
             raise RuntimeError("generate() gives no (B,T) tensor of tokens")
         return out
+
+    def greedy(self) -> dict[str, Any]:
+        """Arguments that ask for the most likely tokens, of those that it takes."""
+        wanted = {"do_sample": False, "top_k": 1, "sample": False, "greedy": True}
+        return {name: value for name, value in wanted.items() if name in self.names}
 
     def whole(self, isolated: Subject, prompt: Tensor, out: Tensor, new: int) -> tuple[Tensor, int] | None:
         """The sequence that generate() made, and where its first new token is; None where it made another one."""

@@ -1,6 +1,7 @@
 """Every trainable parameter gets a gradient, except those that cannot have one."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -193,6 +194,23 @@ def _is_position_table(subject: Subject, name: str) -> bool:
     return length is not None and len(shape) == 2 and 0 <= shape[0] - length <= 4 and shape[0] != subject.vocab_size
 
 
+NORM_WORDS = re.compile(r"norm|(^|[._])(ln|rms)")
+
+
+def _of_norm(subject: Subject, name: str, owner: nn.Module) -> bool:
+    """Whether a parameter is a gain or shift of a norm: by its module, else a vector by its name or its constant value.
+
+    A gain that training has not moved is all ones. A shift of zeros may be a bias as well, so that its name decides.
+    """
+    if is_norm(owner):
+        return True
+    assert subject.module is not None
+    value = subject.module.get_parameter(name)
+    if value.dim() != 1 or value.numel() < 2:
+        return False
+    return bool(NORM_WORDS.search(name.lower())) or bool((value == 1).all())
+
+
 def _name(subject: Subject, dead: list[str], owners: dict[str, nn.Module]) -> Finding:
     at = layer_of(dead[0], subject.blocks())
     shown = ", ".join(dead[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
@@ -206,9 +224,9 @@ def _name(subject: Subject, dead: list[str], owners: dict[str, nn.Module]) -> Fi
             "Add the position rows to the token rows.",
         )
         return Finding("position_missing/gradient", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)
-    if all(is_norm(owners[n]) for n in dead):
+    if all(_of_norm(subject, n, owners[n]) for n in dead):
         why, remedy = (
-            f"{shown} gets no gradient: this norm's output is not used",
+            f"{shown} {'gets' if len(dead) == 1 else 'get'} no gradient: this norm's output is not used",
             "Use the norm where the design has it; the final one before the head.",
         )
         return Finding("norm_placement/unused-norm", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)

@@ -13,7 +13,7 @@ from glassformer.anatomy.scores import as_heads
 from glassformer.anatomy.trace import Trace
 from glassformer.doctor.probes.attention import Seen, look
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.subject.measure import gap, same_shape_bound
+from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
@@ -69,8 +69,12 @@ def _by_numbers(subject: Subject, rows: int, length: int) -> list[tuple[Seen, st
     return found
 
 
+APART = 1e-3
+"""Of the size: numbers of another token differ by their size, rounding (a maximum over masked scores) by far less."""
+
+
 def _apart(a: Tensor, b: Tensor) -> bool:
-    return gap(a, b) > same_shape_bound(a)
+    return gap(a, b) > APART * rms(a)
 
 
 ORDERS = ("batch first", "time first")

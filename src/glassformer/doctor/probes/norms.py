@@ -141,7 +141,7 @@ def formula_of(norm: Norm) -> Formula | None:
     if not bool(live.any()):
         return None
     # a norm gives the same for an input a thousand times as large; a map without one, such as x w + b, does not
-    if not hasattr(module, "eps") and gap(gain(1e3) * 1e3, full * 1e6) > 1e-2 * rms(full * 1e6):
+    if gap(gain(1e3), full) > 1e-2 * rms(full):
         return None
     ratio = {s: float((gain(s)[live] / full[live]).median()) for s in (SMALL, SMALL / 8)}
     r = ratio[SMALL]

@@ -48,7 +48,7 @@ def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding
     found = [f for f in (_toeplitz(constant, kind), *shifts) if f is not None]
     failed = next((f for f in found if f.verdict is Verdict.FAIL), None)
     if failed is not None and values is None and kind == "rotary":
-        yield _mixed_pairing(rotations, failed) or failed
+        yield _one_sided(rotations, failed) or _mixed_pairing(rotations, failed) or failed
     elif failed is not None and values is None:
         yield failed
     else:
@@ -184,6 +184,24 @@ def _rotations(subject: Subject, constant: Constant) -> list[tuple[Seen, Rotatio
             q, k = (rotation_of(part[0, 0], fraction, one.coarsest) for part in parts[:2])
             found.append((one, q, k))
     return found
+
+
+def _one_sided(rotations: list[tuple[Seen, Rotation, Rotation]], failed: Finding) -> Finding | None:
+    """Queries are rotated and keys are not, or the other way round."""
+    for one, q, k in rotations:
+        if q.moves != k.moves:
+            why = f"in {one.location} {'q' if q.moves else 'k'} is rotated and {'k' if q.moves else 'q'} is not"
+            remedy = "Rotate q and k both, each by its own position, with the same angles."
+            return Finding(
+                "rope_relative/one-sided",
+                Verdict.FAIL,
+                failed.measured,
+                failed.bound,
+                why,
+                remedy,
+                {"layer": one.layer},
+            )
+    return None
 
 
 def _mixed_pairing(rotations: list[tuple[Seen, Rotation, Rotation]], failed: Finding) -> Finding | None:

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from glassformer.shapes import Float
 
+STILL = 1e-4
+"""Of the largest component: the fastest pair of a rotation turns by far more, rounding of earlier layers by less."""
+
 
 @dataclass
 class Rotation:
@@ -31,8 +34,9 @@ def rotation_of(
     """
     x = vectors.double() / lengths(vectors)
     size = float(x.abs().max().clamp(min=1e-30))
-    moving = ((x - x[:1]).abs().amax(0) > 1e-6 * size).nonzero().flatten()
-    if not len(moving):
+    moved = (x - x[:1]).abs().amax(0)
+    moving = (moved > 1e-6 * size).nonzero().flatten()
+    if float(moved.max()) <= STILL * size:
         return Rotation(None, 0, False)
     width = x.shape[1]
     if fraction is not None and 0 < fraction < 1:

@@ -121,7 +121,10 @@ def vectors(one: TracedAttention, rows: int) -> tuple[Tensor, Tensor, Tensor] | 
 
 
 def _grouped(one: TracedAttention, q: Tensor, k: Tensor, scores: Tensor) -> Tensor | None:
-    """Queries of a group's heads lie in one matrix, (B,G,R·T,K): rows (r,t) or (t,r), whichever gives the scores."""
+    """Queries of a group's heads lie in one matrix, (B,G,R·T,K): rows (r,t) or (t,r), whichever gives the scores.
+
+    None where neither is clearly nearer to them: a matrix of that size may hold the queries of several sequences.
+    """
     (b, heads, t, _), groups = scores.shape, q.shape[1]
     if groups != k.shape[1] or heads % groups or q.shape[2] != heads // groups * t:
         return None
@@ -132,7 +135,8 @@ def _grouped(one: TracedAttention, q: Tensor, k: Tensor, scores: Tensor) -> Tens
         product = (order @ k[:, :, None].transpose(-1, -2)).flatten(1, 2) * one.scale
         return float((product - scores)[visible].abs().mean())
 
-    return min(orders, key=misfit).flatten(1, 2)
+    fits = [misfit(order) for order in orders]
+    return orders[fits.index(min(fits))].flatten(1, 2) if min(fits) < 0.95 * max(fits) else None
 
 
 def _differs(a: Tensor, b: Tensor) -> bool:
@@ -147,7 +151,10 @@ def _part(
     if mine is None or theirs is None:
         return None
     (q, k, v), (q2, k2, v2) = mine, theirs
-    window = subject.facts.whole("window")
+    scores = as_heads(one.scores, rows)
+    window, length = subject.facts.whole("window"), k2.shape[2]
+    if scores is not None and k.shape[2] > length and bool(hidden_keys(scores)[..., length:].all()):
+        k, v, scores = k[:, :, :length], v[:, :, :length], scores[..., :length]  # slots that are not filled yet
     if subject.kind == "seq2seq" and k2.shape[2] == source:
         return _source_part((q, k, v), (q2[:, :, -news:], k2, v2))
     if window is None and k.shape[2] < k2.shape[2]:  # a position counted from the cache is then wrong as well
@@ -156,7 +163,7 @@ def _part(
         if k.shape[2] == k2.shape[2] and _differs(v[:, :, -news:], v2[:, :, -news:]):
             return "decode_position", "the new token enters with another vector: its position embedding is another one"
         return "decode_position", "the new token's query is rotated to another position"
-    scores, scores2 = as_heads(one.scores, rows), as_heads(other.scores, rows)
+    scores2 = as_heads(other.scores, rows)
     assert scores is not None
     assert scores2 is not None
     scores2 = scores2[:, :, -news:]
@@ -167,6 +174,8 @@ def _part(
             return "window", f"{visible_keys(visible)}, {visible2} without a cache"
         if visible == visible2 and window is not None:
             return None  # a window's cache may forget keys that no query attends to
+        if k.shape[2] > length and not bool(k[:, :, length:].any()):  # slots that are not filled yet are seen
+            return "cache_mask", f"{visible_keys(visible)} of {k.shape[2]}, {visible2} without a cache"
         return "cache_mismatch", f"the attention reads {many(k.shape[2], 'key')} and should read {k2.shape[2]}"
     # the query is right, so the new token is: what is wrong with its key or value happened on the way into the cache
     if _differs(v[:, :, -news:], v2[:, :, -news:]):

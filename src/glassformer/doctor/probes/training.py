@@ -187,12 +187,13 @@ def _other_arguments(subject: Subject, call: LossCall, best: str) -> Finding | N
         return None
     with subject.isolated(max(subject.warmth / 2, 1.0)) as isolated, torch.enable_grad():
         tokens = _ordinary(isolated, isolated.tokens(3, isolated.length(17), seed=33))
-        ways: list[tuple[str, Tensor | None, Tensor | None]] = []
+        ways: list[tuple[str, str, Tensor | None, Tensor | None]] = []
         if call.labels is not None:
-            ways.append((f"with {call.labels}=tokens", tokens.clone(), None))
+            ways.append((call.labels, f"with {call.labels}=tokens", tokens.clone(), None))
         if call.mask is not None:
-            ways.append((f"with {call.mask}= and no padding", None, torch.ones_like(tokens, dtype=torch.bool)))
-        for words, labels, mask in ways:
+            every = torch.ones_like(tokens, dtype=torch.bool)
+            ways.append((call.mask, f"with {call.mask}= and no padding", None, every))
+        for argument, words, labels, mask in ways:
             try:
                 found, _ = _compare(isolated, call, tokens, labels, mask)
             except Exception:  # such as labels of another form
@@ -202,7 +203,10 @@ def _other_arguments(subject: Subject, call: LossCall, best: str) -> Finding | N
                 call.given_shift = 0
             elif found[name][0] <= MATCH and name != best:
                 why = f"{call.words} matches {best} without labels and mask, and {name} {words}"
-                return Finding("label_shift/arguments", Verdict.FAIL, found[name][0], MATCH, why, SHIFT_REMEDY)
+                evidence = {"argument": argument, "matches": name}
+                return Finding(
+                    "label_shift/arguments", Verdict.FAIL, found[name][0], MATCH, why, SHIFT_REMEDY, evidence
+                )
     return None
 
 

@@ -65,7 +65,10 @@ def _aligned(one: Seen) -> tuple[Tensor, Tensor] | None:
     weights, used = one.attention.weights, one.attention.contracted
     if used is None or used.shape[-2:] != weights.shape[-2:] or used.numel() != weights.numel():
         return None
-    return weights.reshape(used.shape).double(), used.double()
+    used = used.double()
+    orders = [weights, weights.transpose(0, 1)] if weights.dim() == 4 else [weights]  # the batch or the heads first
+    ways = [order.reshape(used.shape).double() for order in orders]
+    return max(ways, key=lambda way: float((way * used).sum())), used
 
 
 def _proportional(weights: Tensor, used: Tensor) -> bool:

@@ -26,6 +26,14 @@ def accessor(output: Any, wanted: Any, names: tuple[str, ...]) -> str | None:
     return None
 
 
+def _address(value: Any) -> str:
+    """The text for where new tokens are: a number, or the positions of each."""
+    if not isinstance(value, Tensor):
+        return "start"
+    texts = ("torch.tensor(start)", "torch.arange(start, start + piece.shape[1])")
+    return texts[value.dim()] if value.dim() < 2 else f"{texts[1]}.expand(len(piece), -1)"
+
+
 class Calls:
     """Lines that define `logits(tokens, ...)` and, where there is a cache, `cached(tokens, pieces, ...)`."""
 
@@ -82,6 +90,8 @@ class Calls:
     def cached(self) -> str | None:
         """The function `cached`, None where there is no cache or it is not returned in a known way."""
         face = self.face
+        if face.internal:
+            return self._kept_inside()
         if face.cache is None:
             return None
         tokens = self.subject.tokens(2, 5)
@@ -113,6 +123,27 @@ class Calls:
             "    return torch.cat(out, 1), cache",
         ]
         return "\n".join(lines)
+
+    def _kept_inside(self) -> str | None:
+        """The function `cached` for a cache that the model keeps itself: its own method starts a sequence."""
+        begin, tokens = self.face.begin, self.subject.tokens(2, 3)
+        if begin is None or self.face.is_seq2seq:
+            return None
+        given = "".join(f", {name}={_address(f(tokens, 4))}" for name, f in self.face.address.items())
+        two, three = (begin.sizes(self.subject.model, rows) for rows in (2, 3))
+        words = {name: repr(value) if value == three[name] else "len(tokens)" for name, value in two.items()}
+        return "\n".join([
+            "def cached(tokens, pieces, cache=None, start=0, **given):",
+            "    out = []",
+            "    for size in pieces:",
+            "        if start == 0:",
+            f"            model.{begin.name}({', '.join(f'{n}={v}' for n, v in words.items())})",
+            "        piece = tokens[:, start : start + size]",
+            "        with torch.no_grad():",
+            f"            out.append(model(piece{given}{self.arguments(True, 'piece')}, **given){self.take})",
+            "        start += size",
+            "    return torch.cat(out, 1), None",
+        ])  # fmt: skip
 
     def mask(self, text: str) -> str:
         """A boolean tensor (True = real) as the model wants its mask."""

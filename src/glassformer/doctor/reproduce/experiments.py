@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from glassformer.doctor.reproduce import inside, outside, weights
+from glassformer.doctor.reproduce import generating, inside, outside, weights
 from glassformer.doctor.reproduce.experiment import Experiment
 
 Write = Callable[[Experiment], list[str]]
@@ -31,6 +31,11 @@ EXPERIMENTS: dict[str, Write | None] = {
     "eval_stochastic/dropout": outside.twice,
     "state_leak/repeat": outside.twice,
     "state_leak/calls": outside.after_others,
+    "state_leak/generate": generating.kept,
+    "pad_leak/generate": generating.padding_content,
+    "norm_placement/start": inside.starts,
+    "position_missing/source": outside.source_order,
+    "label_shift/arguments": weights.arguments,
     "position_train_infer/modes": outside.modes,
     "weight_tying": weights.tables,
     "label_shift": weights.shift,

@@ -1,5 +1,6 @@
 """Experiments that read what goes into softmax: dtype, mask constant, visible keys."""
 
+from glassformer.doctor.probes.structure.recording import recorded
 from glassformer.doctor.reproduce.experiment import Experiment
 from glassformer.doctor.reproduce.outside import padded_tokens
 
@@ -74,4 +75,45 @@ def window(e: Experiment) -> list[str]:
         "seen = [int((s > s.amax(-1, keepdim=True) - 5000).sum(-1).max()) for s in Softmaxes.seen if s.dim() > 2]",
         "# visible keys, more or fewer than the declared window",
         f"measured, bound = max(abs(n - {declared}) for n in seen), 0",
+    ]
+
+
+SUMS = [
+    "from torch.utils._python_dispatch import TorchDispatchMode",
+    "",
+    "",
+    "class Sums(TorchDispatchMode):",
+    '    """For each sum of two streams: whether a matmul has read one of them, number by number."""',
+    "",
+    "    read, found = [], []",
+    "",
+    "    def __torch_dispatch__(self, func, types, args=(), kwargs=None):",
+    '        name = str(func).split(".")[1]',
+    "        tensors = [a for a in args if isinstance(a, torch.Tensor) and a.shape[-1:] == (D,)]",
+    '        if name in ("mm", "addmm", "bmm", "matmul", "linear"):',
+    "            self.read += [t.reshape(-1, D).clone() for t in tensors if t.numel() == TOKENS * D]",
+    '        if name.startswith("add") and name not in ("addmm", "addmv") and len(tensors) == 2 and self.read:',
+    "            if all(t.numel() == TOKENS * D for t in tensors):",
+    "                streams = [t.reshape(-1, D) for t in tensors]",
+    "                self.found.append(any(torch.equal(t, r) for t in streams for r in self.read))",
+    "        return func(*args, **(kwargs or {}))",
+    "",
+    "",
+]
+
+
+def starts(e: Experiment) -> list[str]:
+    """Which sums start from what a matmul has read: all of them in post-norm layers, none in pre-norm layers."""
+    blocks = recorded(e.subject).anatomy.blocks
+    entering = next((b.entering for b in blocks if b.entering is not None), None)
+    if entering is None or e.subject.kind != "decoder":
+        raise LookupError("the residual stream was not found")
+    return [
+        *SUMS,
+        f"D, TOKENS = {entering.shape[-1]}, 2 * 12  # width of the residual stream, number of tokens",
+        "with Sums():",
+        "    logits(draw(2, 12, seed=1))",
+        "print(Sums.found)  # two sums in each layer",
+        "later = Sums.found[2:]  # the first layer may read an embedding that is normed already",
+        "measured, bound = min(later.count(True), later.count(False)), 0  # sums that differ from the others",
     ]

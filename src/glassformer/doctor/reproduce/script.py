@@ -68,14 +68,16 @@ def _script(subject: Subject, finding: Finding, source: str, calls: Calls, body:
     first = [] if "sys.path" in source else [line for line in own if line.startswith(IMPORTS)]
     imports = [line for line in body if line.startswith(IMPORTS)]
     used = "\n".join(body)
+    standard = {"import sys", *(line for line in imports if line in STANDARD)}
+    standard |= {"import math"} if "math." in used else set()
     cached = calls.cached() if "cached(" in used else ""
     if cached is None:
         raise LookupError("its cache is not returned in a known way")
     numbers = f": {finding.numbers()}" if finding.numbers() else ""
     sections = [
         HEAD.format(title=TITLES[name_of(finding)], probe=finding.id, numbers=numbers),
-        "\n".join(["import math", "import sys"] if "math." in used else ["import sys"]),
-        "\n".join(["import torch", *imports]),
+        "\n".join(sorted(standard)),
+        "\n".join(["import torch", *(line for line in imports if line not in STANDARD)]),
         "\n".join(first),
         "\n".join(_model(subject, finding, [line for line in own if line and line not in first])),
         "\n" + DRAW,
@@ -87,6 +89,7 @@ def _script(subject: Subject, finding: Finding, source: str, calls: Calls, body:
 
 
 IMPORTS = ("import ", "from ")
+STANDARD = ("import copy",)
 HEAD = '''"""{title}.
 
 glass doctor found it with the probe {probe}{numbers}.

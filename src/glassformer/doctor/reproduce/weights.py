@@ -76,6 +76,26 @@ def shift(e: Experiment) -> list[str]:
     ]
 
 
+def arguments(e: Experiment) -> list[str]:
+    """The loss with an argument that must not change it, against the loss without."""
+    call, name = loss_call(e.subject), e.get("argument", None)
+    if call is None or not call.method or name is None:
+        raise LookupError("no argument of loss() is known")
+    given = "tokens" if name == call.labels else e.calls.mask("torch.ones_like(tokens, dtype=torch.bool)")
+    seq2seq = e.subject.kind == "seq2seq"
+    first = "source, tokens" if seq2seq else "tokens"
+    return [
+        "for p in model.parameters():",
+        "    p.data.mul_(3) if p.dim() > 1 else None  # fresh weights give every target nearly the same loss",
+        *(["source = draw(3, 11, seed=77)"] if seq2seq else []),
+        "tokens = draw(3, 17, seed=1)",
+        f"alone = float(model.loss({first}).detach())",
+        f"given = float(model.loss({first}, {name}={given}).detach())",
+        f'print(f"the loss is {{alone:.5f}}, with {name}= for the same targets {{given:.5f}}")',
+        "measured, bound = abs(given - alone), 1e-4 * alone",
+    ]
+
+
 def ids(e: Experiment) -> list[str]:
     call, text = _loss(e)
     del call

@@ -1,7 +1,6 @@
 """From a model of any kind to a Subject: how it is called, what it returns, how long its inputs may be."""
 
 import contextlib
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from glassformer.doctor.subject.classifier import Tokenwise, tokenwise
 from glassformer.doctor.subject.declared import Declared, declared
 from glassformer.doctor.subject.device import find_device, moved
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
+from glassformer.doctor.subject.guess import guess_kind
 from glassformer.doctor.subject.isolate import LARGE_BYTES, n_bytes, quiet
 from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.snapshot import copies_faithfully
@@ -55,7 +55,7 @@ def subject_of(
     if face.target_is_optional and kind != "seq2seq" and _answers_alone(subject):
         subject.interface = face = calls.inspect_call(thing, single=True)
     _settle(subject)
-    subject.kind = kind or _guess_kind(subject)
+    subject.kind = kind or guess_kind(subject)
     if subject.kind == "seq2seq" and not face.is_seq2seq:
         raise CannotExamineError(
             f"{label} takes no second token argument, so it is no encoder-decoder: use kind='decoder'."
@@ -230,37 +230,3 @@ def _settle_mask(subject: Subject, name: str) -> None:
         )
         return
     face.mask_dtype, face.mask_inverted = fallback
-
-
-OWN_KIND = {"is_decoder": True, "is_causal": True, "causal": True, "is_encoder": False, "bidirectional": False}
-"""Attributes of a model that say its kind -> the value that a decoder has."""
-
-
-def _guess_kind(subject: Subject) -> Kind:
-    face, facts, raw = subject.interface, subject.facts, subject.facts.raw
-    declared = str(facts.kind or "").lower()
-    if face.is_seq2seq:
-        return "seq2seq"
-    for word, kind in (("encoder", "encoder"), ("decoder", "decoder"), ("causal", "decoder"), ("bert", "encoder")):
-        if word in declared and "encoder-decoder" not in declared:
-            return cast(Kind, kind)
-    kept = vars(subject.model) if subject.module is not None else {}
-    for name, when in OWN_KIND.items():
-        if isinstance(kept.get(name), bool):
-            return "decoder" if kept[name] == when else "encoder"
-    own = type(subject.model).__name__.lower()
-    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(subject.model).__name__)}
-    if isinstance(facts.causal, bool) and "is_decoder" not in raw:
-        return "decoder" if facts.causal else "encoder"
-    if raw.get("is_decoder") or any(word in own for word in ("causal", "gpt", "decoder", "lmheadmodel")):
-        return "decoder"
-    if any(word in own for word in ("maskedlm", "bert", "encoder", "electra")) or words & {
-        "enc",
-        "mlm",
-        "bidirectional",
-    }:
-        return "encoder"
-    if face.cache or face.maker or callable(getattr(subject.model, "generate", None)):
-        return "decoder"
-    subject.notes.append("taken for a decoder: nothing says otherwise. Give kind='encoder' if it reads both ways.")
-    return "decoder"

@@ -6,9 +6,11 @@ model wants is found by trying (adapt.py). An argument whose name says nothing i
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,10 @@ FLAGS = ("training", "train", "is_training", "deterministic", "causal", "is_caus
 LENGTHS = ("lengths", "seq_lens", "seq_lengths", "input_lengths", "lens")
 SIZES = ("seq_len", "seqlen", "seq_length", "length")
 SETUPS = ("setup_caches", "setup_cache", "set_kv_cache", "setup_kv_cache", "init_kv_cache", "init_kv_caches")
+RESETS = re.compile(
+    r"^(reset|clear|empty|flush|drop)_?(all_)?(kv|k_v|attn|attention|decode|decoding)?_?(cache|state|kv)s?$"
+)
+"""Methods that make caches for a batch size, and names of methods that empty them."""
 
 
 @dataclass
@@ -117,18 +123,75 @@ def sizes_for(method: Callable[..., Any], rows: int, length: int, dtype: torch.d
     return given
 
 
+def _sizes_in_order(method: Callable[..., Any], given: dict[str, Any], rows: int, length: int) -> dict[str, Any]:
+    """Values for required arguments whose names say nothing: the batch size, then the length."""
+    left = [
+        name
+        for name, parameter in inspect.signature(method).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        and name not in given
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    values = [v for v in (rows, length) if v not in given.values()]
+    return {**given, **dict(zip(left, values, strict=False))}
+
+
 class Setup:
-    """Calls a model's own method that makes its caches (`setup_caches`), for one batch size."""
+    """Calls a model's own method that makes its caches (`setup_caches`), for one batch size; `undo` takes them away."""
 
     def __init__(self, name: str, length: int):
         self.name, self.length = name, length
+        self._before: WeakKeyDictionary[nn.Module, list[tuple[dict[str, Any], ...]]] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module, rows: int) -> None:
-        method = getattr(model, self.name)
-        given = sizes_for(method, rows, self.length, next(model.parameters()).dtype)
+        self.undo(model)
+        self._before[model] = [_attributes(m) for m in model.modules()]
+        method, given = getattr(model, self.name), self.sizes(model, rows)
         # what an earlier call noted, such as a largest batch size, would make it return at once
         for name, value in vars(model).items():
             if name.startswith("max_") and isinstance(value, int) and not isinstance(value, bool):
                 setattr(model, name, -1)
         with contextlib.suppress(TypeError):
             method(**given)
+
+    def sizes(self, model: nn.Module, rows: int) -> dict[str, Any]:
+        """The arguments of its method for one batch size."""
+        method, dtype = getattr(model, self.name), next((p.dtype for p in model.parameters()), None)
+        return _sizes_in_order(method, sizes_for(method, rows, self.length, dtype), rows, self.length)
+
+    def undo(self, model: nn.Module) -> None:
+        """Give every module the attributes, buffers and parts that it had before; in-place writes stay."""
+        before = self._before.pop(model, None)
+        for held, buffers, parts in before or ():
+            module = held[""]
+            for kept, now in ((buffers, module._buffers), (parts, module._modules)):
+                now.clear()
+                now.update(kept)
+            for name in [n for n in vars(module) if n not in held]:
+                delattr(module, name)
+            vars(module).update({name: value for name, value in held.items() if name})
+
+
+def _attributes(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """A module's attributes, with itself under "", its buffers and its parts."""
+    return {**vars(module), "": module}, dict(module._buffers), dict(module._modules)
+
+
+class Reset:
+    """Calls a model's own method that empties the caches it keeps (`reset_kv_cache`)."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, model: nn.Module, rows: int) -> None:
+        getattr(model, self.name)(**self.sizes(model, rows))
+
+    def sizes(self, model: nn.Module, rows: int) -> dict[str, Any]:
+        """The arguments of its method for one batch size."""
+        return sizes_for(getattr(model, self.name), rows, 256, None)
+
+    def undo(self, model: nn.Module) -> None:
+        """A plain call leaves the caches alone: nothing is to be done before it."""
+
+
+Begin = Setup | Reset

@@ -2,12 +2,13 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from glassformer.doctor.subject.arguments import ADDRESSES, fillers
+from glassformer.doctor.subject.arguments import ADDRESSES, RESETS, SETUPS, Begin, Filler, Reset, Setup, fillers
 from glassformer.doctor.subject.isolate import quiet
 from glassformer.doctor.subject.measure import gap
 from glassformer.doctor.subject.snapshot import referenced
@@ -31,6 +32,12 @@ def _settle_internal(subject: Subject) -> None:
     if subject.module is None or not hasattr(subject.module, "forward"):
         return
     optional = inspect.signature(subject.module.forward).parameters
+    for begin, address in _ways_to_begin(subject, list(optional)):
+        face.begin, face.address, face.internal = begin, address, True
+        if _continues(subject):
+            face.positions = None if face.positions in address else face.positions
+            return
+        face.begin, face.address, face.internal = None, {}, False
     for name in (name for name in ADDRESSES if name in optional and name != face.positions):
         for filler in fillers(name):
             face.fill[name] = filler
@@ -38,6 +45,37 @@ def _settle_internal(subject: Subject) -> None:
                 face.internal = True
                 return
             del face.fill[name]
+
+
+def _ways_to_begin(subject: Subject, optional: list[str]) -> Iterator[tuple[Begin, dict[str, Filler]]]:
+    """Ways to start a sequence with a cache inside the model, while a plain call goes without one.
+
+    Its own method makes caches for a batch size, and an argument says where new tokens are; or a flag makes it collect
+    keys and values, and its own method forgets them.
+    """
+    face, model = subject.interface, subject.model
+    made = next((n for n in SETUPS if callable(getattr(model, n, None))), None)
+    if made is not None and face.setup is None:
+        length = min(subject.facts.whole("max_len") or 256, 4096)
+        for name in (n for n in ADDRESSES if n in optional):
+            for filler in fillers(name):
+                yield Setup(made, length), {name: filler}
+        yield Setup(made, length), {}
+    if face.use_cache is not None:
+        for name in (n for n in dir(type(model)) if RESETS.match(n) and callable(getattr(model, n))):
+            yield Reset(name), {}
+
+
+def _continues(subject: Subject) -> bool:
+    """Whether a second call reads what the first one left: other tokens before give other logits."""
+    after = []
+    with contextlib.suppress(Exception), quiet(), subject.isolated() as isolated:
+        for seed in (0, 1):
+            tokens = torch.cat([isolated.tokens(2, 3, seed=seed), isolated.tokens(2, 2, seed=5)], 1)
+            _, cache = isolated.call(tokens[:, :3], cache=isolated.new_cache(2), with_cache=True)
+            after.append(isolated.call(tokens[:, 3:], cache=cache, with_cache=True)[0])
+        return gap(*after) > 0
+    return False
 
 
 def _writes_cache(subject: Subject) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.doctor.subject.arguments import Filler, Setup, fillers
+from glassformer.doctor.subject.arguments import Begin, Filler, Setup, fillers
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 
 MASK = ("attention_mask", "mask", "padding_mask", "key_padding_mask", "pad_mask", "input_mask", "src_key_padding_mask",
@@ -32,6 +32,16 @@ LABELS = ("labels", "targets", "label", "y")
 PADDING_NAMES = ("padding_mask", "key_padding_mask", "pad_mask", "src_key_padding_mask", "tgt_key_padding_mask")
 RETURNED = (*CACHE, "present", "presents", "new_cache", "next_cache", "kv", "new_kv", "presents_kv")
 """Fields of a result that hold a cache."""
+USE_CACHE = (
+    "use_cache",
+    "return_cache",
+    "with_cache",
+    "return_kv",
+    "use_kv_cache",
+    "return_present",
+    "use_kv",
+    "caching",
+)
 MAKERS = ("new_cache", "make_cache", "init_cache", "empty_cache", "create_cache", "setup_cache", "get_cache")
 
 
@@ -71,7 +81,11 @@ class Interface:
     internal: bool = False
     """The model keeps its cache itself and gets the positions of new tokens in an argument such as `start_pos`."""
     setup: Setup | None = None
-    """What makes the caches that the model keeps itself."""
+    """What makes the caches that the model keeps itself, for models that do not run without."""
+    begin: Begin | None = None
+    """What starts a sequence with the cache that the model keeps itself; a plain call goes without one."""
+    address: dict[str, Filler] = field(default_factory=dict)
+    """Arguments that go with that cache only."""
     time_first: bool = False
     """Tokens are (T,B) and logits (T,B,V)."""
 
@@ -113,6 +127,9 @@ def inspect_call(model: Any, single: bool = False) -> Interface:
     def first(candidates: tuple[str, ...]) -> str | None:
         return next((name for name in candidates if name in names), None)
 
+    def switch(name: str) -> bool:
+        return name in names and isinstance(parameters[name].default, bool)
+
     tokens = names[0] if names else None
     target = None if single else first(TARGET)
     if target == tokens:
@@ -123,11 +140,11 @@ def inspect_call(model: Any, single: bool = False) -> Interface:
         target,
         mask=first(TARGET_MASK) if seq2seq else first(MASK),
         positions=first(tuple("decoder_" + name for name in POSITIONS)) if seq2seq else first(POSITIONS),
-        cache=first(CACHE),
+        cache=first(tuple(name for name in CACHE if not switch(name))),
         source_mask=first(SOURCE_MASK) if seq2seq else None,
         labels=first(tuple(name for name in (*LABELS, *TARGET) if name not in (target, tokens))),
         maker=next((m for m in MAKERS if callable(getattr(model, m, None))), None),
-        use_cache=first(("use_cache", "return_cache", "with_cache", "return_kv", "use_kv_cache", "return_present")),
+        use_cache=first((*USE_CACHE, *(name for name in CACHE if switch(name)))),
         attentions=first(("output_attentions", "return_attention", "need_weights", "return_weights", "return_attn")),
     )
     found.library = isinstance(model, nn.Module) and any(is_pretrained(m) for m in model.modules())

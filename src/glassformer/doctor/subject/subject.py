@@ -172,6 +172,8 @@ class Subject:
         self, tokens: Int[Tensor, "B T"], cache: Any = None, with_cache: bool = False, **given: Any
     ) -> tuple[Float[Tensor, "B T V"], Any]:
         """One call of the model; returns logits and the cache it gave back (or the one it was given). See `output`."""
+        if with_cache and cache is None and self.interface.internal:
+            cache = InternalCache()
         output = self.output(tokens, cache=cache, with_cache=with_cache, **given)
         logits = self.logits_in(output, tokens)
         if isinstance(cache, InternalCache):
@@ -209,8 +211,7 @@ class Subject:
         internal = isinstance(cache, InternalCache)
         if cache is not None and not internal:
             self._put(arguments, face.cache, cache, "a cache")
-        if face.setup is not None and (cache is None or cache.length == 0):
-            face.setup(self.model, len(tokens))
+        self._start(len(tokens), cache)
         if face.use_cache is not None:
             arguments[face.use_cache] = with_cache or cache is not None
         if face.needs_labels and face.labels and face.labels not in arguments:
@@ -221,9 +222,21 @@ class Subject:
             positional = [source.clone()]
             arguments[cast(str, face.target)] = tokens.clone()
         arguments = {**self.filled(tokens, source, cache.length if internal else 0), **arguments}
+        if internal:
+            arguments |= {name: filler(tokens, cache.length) for name, filler in face.address.items()}
         if self.seeded:
             seed_torch()
         return self.model(*positional, **arguments)
+
+    def _start(self, rows: int, cache: Any) -> None:
+        """Make or empty the caches that the model keeps itself, before the first tokens of a sequence."""
+        face = self.interface
+        if face.setup is not None and (cache is None or cache.length == 0):
+            face.setup(self.model, rows)
+        if face.begin is not None and not isinstance(cache, InternalCache):
+            face.begin.undo(self.model)
+        elif face.begin is not None and cache.length == 0:
+            face.begin(self.model, rows)
 
     def filled(self, tokens: Tensor, source: Tensor | None = None, start: int = 0) -> dict[str, Any]:
         """Values of the required arguments for a call with these tokens."""

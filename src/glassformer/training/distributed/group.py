@@ -148,13 +148,9 @@ class Group:
         """True for the process that prints, logs, samples and writes."""
         return self.rank == 0
 
-    def wrap(self, model: "Model", function: Function, compiled: bool) -> Function:
+    def wrap(self, model: "Model", function: Function) -> Function:
         """Distribute the model in place; return a function that computes `function(model, ...)` with gradients."""
-        if not compiled:
-            return function
-        import torch  # a run file that cannot be read is refused before torch is imported
-
-        return torch.compile(function)
+        return function
 
     def adopt(self, optimizer: "Optimizer") -> None:
         """Adapt the optimizer of a wrapped model."""

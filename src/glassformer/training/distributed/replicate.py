@@ -56,15 +56,14 @@ class Replicated(Group):
         self.stop_signal = 0
         """The signal at which all ranks stop after this step; 0 if there is none."""
 
-    def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
+    def wrap(self, model: Model, function: Function) -> Function:
         # the loss does not use a pooler, and the tokens of a rank may leave an expert out
         idle = getattr(model.config, "pooler", False) or any(isinstance(m, MoE) for m in model.modules())
         ddp = nn.parallel.DistributedDataParallel(
             Root(model), gradient_as_bucket_view=True, find_unused_parameters=idle
         )
         self.ddp = ddp
-        inner = torch.compile(function) if compiled else function
-        return lambda model, *given: ddp(inner, *given)
+        return lambda model, *given: ddp(function, *given)
 
     def adopt(self, optimizer: Optimizer) -> None:
         for member, _ in optimizer.members:

@@ -81,8 +81,8 @@ class Sharded(Replicated):
         mesh = init_device_mesh(self.device.type, (self.world // (n * parts), n, parts), mesh_dim_names=names)
         return ContextParallel(Ranks(mesh.get_group("context"), self.rank // parts % n, n))
 
-    def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
-        """In this order: compile each block, shard each block, shard the rest."""
+    def wrap(self, model: Model, function: Function) -> Function:
+        """In this order: shard each block, shard the rest."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -98,12 +98,7 @@ class Sharded(Replicated):
         for module in model.modules():
             if isinstance(module, MoE):
                 module.register_forward_hook(_reach_all_experts)
-        if compiled:  # a block is compiled once per layer, because the layer number is a constant
-            dynamo: Any = torch._dynamo.config
-            dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(blocks))
         for block in blocks:
-            if compiled:
-                block.compile()
             fully_shard(block, **options)
         # the rest is resharded after a forward pass as well: outside of one, parameters are always sharded
         self.root = fully_shard(Root(model), **options)

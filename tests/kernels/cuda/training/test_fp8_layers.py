@@ -19,7 +19,8 @@ from glassformer import config as c
 from glassformer.kernels.cuda.training import fp8, fp8_cuda, fp8_layers
 from glassformer.model import build
 from glassformer.model.attention import Attention
-from glassformer.model.layers import ACTIVATIONS, Dense, build_norm
+from glassformer.model.context import NO_TAP
+from glassformer.model.layers import ACTIVATIONS, Dense, Gated, build_dense, build_norm
 from glassformer.training.loop import prepare_state, train_step
 from glassformer.training.objective import Batch, float8_head, summed_loss
 from glassformer.training.run import Loss
@@ -365,3 +366,30 @@ def test_a_compiled_model_has_the_same_loss_and_gradient():
     apart, cosine = json.loads(done.stdout.splitlines()[-1])
     assert apart < 0.02
     assert cosine > 0.9
+
+
+@pytest.mark.parametrize("spec", [c.Gated(96), c.Gated(96, "gelu_tanh", bias=True, limit=8.0, up_offset=1.0)])
+def test_a_gated_feed_forward_is_near_the_exact_one(spec):
+    """Errors of gate and up add up, and each matmul adds those of its two factors."""
+    layer = build_dense(48, spec)
+    for i, parameter in enumerate(layer.parameters()):
+        parameter.data = random(*parameter.shape, seed=i, spread=0.2)
+    x = random(64, 48, seed=9).bfloat16().float()
+    found = []
+    for kind in (Gated, fp8_layers.Float8Gated):
+        layer.__class__, layer.norms = kind, ()
+        given = x.clone().requires_grad_()
+        y = layer.train()(given, NO_TAP)
+        dy = random(*y.shape, seed=3).to(y.dtype)
+        found.append([y, *torch.autograd.grad(y, [given, *layer.parameters()], dy)])
+    pre = math.hypot(U4, U4)
+    forward = math.hypot(2 * pre, U4, U4)
+    backward = math.hypot(2 * pre, U4, U5, U5)
+    for number, (wanted, got) in enumerate(zip(*found, strict=True)):
+        assert off(got, wanted) < (forward if number == 0 else backward), number
+    assert off(found[1][0], found[0][0]) > 0.2 * forward  # it is in float8
+    layer.eval()
+    layer.__class__ = Gated
+    wanted = layer(x, NO_TAP)
+    layer.__class__ = fp8_layers.Float8Gated
+    assert torch.equal(layer(x, NO_TAP), wanted)

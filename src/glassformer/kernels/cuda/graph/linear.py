@@ -20,7 +20,7 @@ CHUNK = 64
 LARGEST_BATCH = 64
 """Vectors that the kernel multiplies at once."""
 KERNEL_BATCH = 16
-"""Vectors up to which the kernel is faster than the matmuls of cuBLAS, with weights in 16 bits (docs/benchmarks.md)."""
+"""Vectors up to which the kernel is faster than cuBLAS, with weights in 16 bits (docs/benchmarks_history.md)."""
 FUSED_NORM = 2
 """Up to so many vectors every block normalizes them itself; more are normalized once, by a kernel."""
 REGISTERS = 16

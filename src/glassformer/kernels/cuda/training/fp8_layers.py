@@ -1,9 +1,10 @@
-"""Layers whose training step computes its matmuls in float8 (fp8.py): dense feed-forwards, and the projections of
+"""Layers whose training step computes its matmuls in float8 (fp8.py): feed-forwards, and the projections of
 self-attention.
 
-A feed-forward is one autograd function from input to output, because the values between its matmuls are cast where they
-are computed. Queries, keys and values are one matmul: the casts write the three weights into one matrix (concatenated
-along dim 0) and their gradients into another (along dim 1), so nothing is copied to concatenate them.
+A dense feed-forward is one autograd function from input to output, because the values between its matmuls are cast
+where they are computed. Queries, keys and values are one matmul: the casts write the three weights into one matrix
+(concatenated along dim 0) and their gradients into another (along dim 1), so nothing is copied to concatenate them. So
+are gate and up of a gated feed-forward.
 
 The scale of a norm's output is known in advance, from the parameters of the norm. torch.compile then writes the float8
 values where it computes the norm, and never writes the output of the norm itself.
@@ -36,7 +37,7 @@ from glassformer.model import Model
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block, ParallelBlock, PreNormBlock
 from glassformer.model.context import Tap
-from glassformer.model.layers import Dense, LayerNorm, RMSNorm
+from glassformer.model.layers import Dense, Gated, LayerNorm, RMSNorm
 from glassformer.shapes import Float
 
 
@@ -211,6 +212,19 @@ class Float8Dense(Dense):
         return feed_forward(x, up.weight, up.bias, down.weight, down.bias, self.kind, expected_square(self.norms))
 
 
+class Float8Gated(Gated):
+    """A gated feed-forward with float8 matmuls in training: gate and up as one, then down."""
+
+    norms: Norms
+
+    def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
+        if not self.training or tap.wants("pre") or tap.wants("post"):
+            return Gated.forward(self, x, tap)
+        gate, up = projections(x, [self.gate, self.up], expected_square(self.norms))
+        hidden = self.activation(self.limited_gate(gate)) * self.factor(up)
+        return projections(hidden, [self.down])[0]
+
+
 class Float8Linear(nn.Linear):
     """A linear layer with float8 matmuls in training."""
 
@@ -227,10 +241,12 @@ class Float8Attention(JoinedAttention):
         return projections(x, [self.q, self.k, self.v], expected_square(self.norms))
 
 
-def dense_replacements(model: Model) -> Iterator[Replacement]:
-    """Yield the dense feed-forwards of all blocks."""
+def feedforward_replacements(model: Model) -> Iterator[Replacement]:
+    """Yield the dense and gated feed-forwards of all blocks."""
     for block in (m for m in model.modules() if isinstance(m, Block)):
-        if type(block.feedforward) is Dense:
+        if type(block.feedforward) is Gated:
+            yield Replacement(block.feedforward, Float8Gated, {"norms": _norms(block, "norm_feedforward")})
+        elif type(block.feedforward) is Dense:
             kind = model.config.feedforward.activation  # type: ignore[union-attr]
             attributes = {"kind": kind, "norms": _norms(block, "norm_feedforward")}
             yield Replacement(block.feedforward, Float8Dense, attributes)

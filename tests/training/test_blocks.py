@@ -13,7 +13,7 @@ import glassformer as gf
 from glassformer.config import ConfigError
 from glassformer.sizing import StepOptions, training_memory
 from glassformer.training import read_run, train
-from glassformer.training.recompute import SAVED, recompute_blocks
+from glassformer.training.blocks import SAVED, recompute_blocks
 from tests.sizing.test_memory import live_peak, weigh
 from tests.training import tiny
 

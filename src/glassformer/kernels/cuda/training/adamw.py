@@ -1,0 +1,116 @@
+"""A step of AdamW over all tensors of a group as one pass in CUDA C++ (adamw.cu).
+
+torch's fused AdamW also writes the clipped gradient back. The state is torch's own (`step`, `exp_avg`, `exp_avg_sq`),
+so checkpoints do not depend on which of them ran.
+"""
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.kernels.toolchain import nvrtc
+
+MOST, THREADS, EACH = 64, 256, 8
+"""As in adamw.cu: most tensors of a launch, threads of a block, numbers of a thread."""
+ALIGNED = 16
+"""Bytes: a thread reads four numbers at once."""
+
+
+class Arguments(ctypes.Structure):
+    """The arguments struct of the kernel."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p * MOST) for name in ("parameter", "gradient", "mean", "square", "step")),
+        ("numbers", ctypes.c_int64 * MOST),
+        ("first", ctypes.c_int32 * MOST),
+        ("tensors", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("rate", "scale", "failed")),
+        *((name, ctypes.c_float) for name in ("decay", "taken1", "beta2", "taken2", "epsilon")),
+        *((name, ctypes.c_double) for name in ("log_beta1", "log_beta2")),
+    ]
+
+
+def supports_call(optimizer: torch.optim.AdamW) -> bool:
+    """Return whether the kernel supports the parameters, gradients and state of an optimizer.
+
+    They are unsharded float32 tensors on a GPU. The first step, which creates the state, is torch's.
+    """
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    groups = optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+    if hooks or not all(isinstance(rate, Tensor) and rate.is_cuda for rate in rates) or not nvrtc.is_available():
+        return False
+    if any(group["amsgrad"] or group["maximize"] for group in groups):
+        return False
+    updated = [p for group in groups for p in group["params"] if p.grad is not None]
+    return all("exp_avg" in optimizer.state[p] for p in updated) and all(
+        _plain(t) for p in updated for t in (p, p.grad, *_state(optimizer, p))
+    )
+
+
+def _plain(t: Tensor) -> bool:
+    unsharded = type(t.data) is Tensor  # a shard is a DTensor
+    ready = unsharded and t.is_cuda and t.dtype is torch.float32 and t.is_contiguous()
+    return ready and (t.dim() == 0 or t.data_ptr() % ALIGNED == 0)
+
+
+def _state(optimizer: torch.optim.AdamW, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    held: Any = optimizer.state[parameter]
+    return held["exp_avg"], held["exp_avg_sq"], held["step"]
+
+
+@torch.no_grad()
+def step(optimizer: torch.optim.AdamW, failed: Tensor | None, shrink: Tensor | None) -> None:
+    """Do a step with gradients times `shrink`, unless `failed` is 1. The decision is made on the device."""
+    for group in optimizer.param_groups:
+        updated = [p for p in group["params"] if p.grad is not None]
+        states = [_state(optimizer, p) for p in updated]
+        counts = [count for *_, count in states]
+        if counts:
+            torch._foreach_add_(counts, 1)
+        if counts and failed is not None:  # a captured step must not read it: the count goes back where it is 1
+            torch._foreach_sub_(counts, [failed] * len(counts))
+        for at in range(0, len(updated), MOST):
+            _launch(updated[at : at + MOST], states[at : at + MOST], group, failed, shrink)
+
+
+def _launch(
+    parameters: list[Tensor],
+    states: list[tuple[Tensor, Tensor, Tensor]],
+    group: dict[str, Any],
+    failed: Tensor | None,
+    shrink: Tensor | None,
+) -> None:
+    assert all(t is None or t.dtype is torch.float32 for t in (failed, shrink))
+    blocks = [-(-p.numel() // (THREADS * EACH)) for p in parameters]
+    beta1, beta2 = group["betas"]
+    given = Arguments(
+        parameter=_addresses(parameters),
+        gradient=_addresses([p.grad for p in parameters if p.grad is not None]),
+        mean=_addresses([mean for mean, _, _ in states]),
+        square=_addresses([square for _, square, _ in states]),
+        step=_addresses([count for *_, count in states]),
+        numbers=(ctypes.c_int64 * MOST)(*(p.numel() for p in parameters)),
+        first=(ctypes.c_int32 * MOST)(*(sum(blocks[:n]) for n in range(len(blocks)))),
+        tensors=len(parameters),
+        rate=group["lr"].data_ptr(),
+        scale=None if shrink is None else shrink.data_ptr(),
+        failed=None if failed is None else failed.data_ptr(),
+        decay=group["weight_decay"],
+        taken1=1 - beta1,
+        beta2=beta2,
+        taken2=1 - beta2,
+        epsilon=group["eps"],
+        log_beta1=math.log(beta1) if beta1 else -math.inf,
+        log_beta2=math.log(beta2) if beta2 else -math.inf,
+    )
+    text = nvrtc.source(Path(__file__).parent, ("adamw.cu",), {"MOST": MOST})
+    nvrtc.kernel(text, "adamw", parameters[0].device.index or 0).launch(given, sum(blocks), THREADS)
+
+
+def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * MOST)(*(t.data_ptr() for t in tensors))

@@ -1,0 +1,147 @@
+"""AdamW's CUDA kernel is torch's AdamW: compiled for the CPU here."""
+
+import ctypes
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer.kernels.cuda.training import adamw
+from glassformer.kernels.toolchain import nvrtc
+from glassformer.training import accelerate
+from glassformer.training.optimizers import Optimizer
+from glassformer.training.run import Optim
+from tests.emulated_cuda import built, needs_compiler
+from tests.variants import decoder, lively
+
+SHAPES = [(3,), (8,), (130, 65), (2048,), (2, 2048, 3), (1,)]
+
+
+@functools.cache
+def library(text, folder):
+    return built(text, "adamw", folder, Path(__file__).parent)
+
+
+@pytest.fixture
+def _emulated(monkeypatch, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp()
+
+    class Emulated:
+        def __init__(self, text):
+            self.library = library(text, folder)
+
+        def launch(self, given, blocks, threads):
+            assert self.library.size() == ctypes.sizeof(given)
+            self.library.run(ctypes.byref(given), blocks, threads)
+
+    monkeypatch.setattr(nvrtc, "kernel", lambda text, name, device: Emulated(text))
+
+
+def optimizer(shapes=SHAPES, **options):
+    draw = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=draw)) for shape in shapes]
+    groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=torch.tensor(0.01), fused=True, **options)
+
+
+def parameters(one):
+    return [p for group in one.param_groups for p in group["params"]]
+
+
+def give(one, step):
+    draw = torch.Generator().manual_seed(step)
+    for p in parameters(one):
+        p.grad = torch.randn(p.shape, generator=draw)
+
+
+def tensors(one):
+    return [t for p in parameters(one) for t in (p.detach(), *one.state[p].values())]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("options", [{}, {"betas": (0.0, 0.95), "eps": 1e-6}])
+def test_steps_are_those_of_torch(options):
+    plain, fast = optimizer(**options), optimizer(**options)
+    for step in range(4):
+        for one in (plain, fast):
+            give(one, step)
+        plain.step()
+        adamw.step(fast, torch.tensor(0.0), None) if step else fast.step()  # the first one creates the state
+        for a, b in zip(tensors(plain), tensors(fast), strict=True):
+            assert torch.allclose(a, b, rtol=5e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
+def test_more_tensors_than_one_launch_holds():
+    plain, fast = (optimizer([(5,)] * (2 * adamw.MOST + 6)) for _ in range(2))
+    for step in range(2):
+        for one in (plain, fast):
+            give(one, step)
+        plain.step()
+        adamw.step(fast, None, None) if step else fast.step()
+    for a, b in zip(tensors(plain), tensors(fast), strict=True):
+        assert torch.allclose(a, b, rtol=5e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
+def test_gradients_are_shrunk_and_left_as_they_are():
+    plain, fast = optimizer(), optimizer()
+    for step in range(3):
+        for one in (plain, fast):
+            give(one, step)
+        if step:
+            held = [p.grad.clone() for p in parameters(fast)]
+            adamw.step(fast, None, torch.tensor(0.25))
+            assert all(torch.equal(p.grad, grad) for p, grad in zip(parameters(fast), held, strict=True))
+            for p in parameters(plain):
+                p.grad *= 0.25
+        else:
+            fast.step()
+        plain.step()
+    for a, b in zip(tensors(plain), tensors(fast), strict=True):
+        assert torch.allclose(a, b, rtol=5e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_step_that_failed_changes_nothing(poison):
+    one = optimizer()
+    give(one, 0)
+    one.step()
+    held = [t.clone() for t in tensors(one)]
+    give(one, 1)
+    parameters(one)[0].grad[0] = poison
+    adamw.step(one, torch.tensor(1.0), torch.tensor(poison))
+    assert all(torch.equal(a, b) for a, b in zip(held, tensors(one), strict=True))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
+def test_the_optimizer_of_a_run_uses_it(monkeypatch):
+    """Captured and other steps, after the first, which creates the state."""
+    calls = []
+    module = lively(decoder())[0].float()
+    ids = torch.arange(4)[None]
+    one = Optimizer(module, Optim())
+    for member, _ in one.members:
+        for group in member.param_groups:
+            group["lr"] = torch.tensor(0.1)
+    monkeypatch.setattr(accelerate, "adamw_kernel", lambda member: adamw if member.state else None)
+    monkeypatch.setattr(adamw, "step", lambda *given: calls.append(given[1:]))
+    for _ in range(3):
+        module(ids).sum().backward()
+        one.step(1.0)
+    one.step_unless(torch.tensor(0.0), torch.tensor(0.5))
+    assert calls == [(None, None), (None, None), (torch.tensor(0.0), torch.tensor(0.5))]
+
+
+def test_what_the_kernel_does_not_take_is_left_to_torch():
+    one = optimizer()
+    assert not adamw.supports_call(one)  # on the CPU
+    one.param_groups[0]["lr"] = 0.1
+    assert not adamw.supports_call(one)
