@@ -91,7 +91,7 @@ def saved_by_sequence(config: ModelConfig, context: int, recompute: bool, tensor
     if config.placement != "post":
         ends -= elsewhere * saved_by_norm(config.norm, run.tokens, config.d_model, run.norm_width)
     # keys and values of the other devices that divide a sequence
-    others = (context - own) * run.config.n_kv_heads * (config.d_head + config.d_value) * run.width
+    others: float = (context - own) * run.config.n_kv_heads * (config.d_head + config.d_value) * run.width
     others += 2 * run.tokens * config.d_model / tensor if config.dropout else 0
     layers = range(config.n_layers)
     blocks = [saved_by_block(run, layer) + others - elsewhere * saved_between(run, layer) for layer in layers]
