@@ -150,7 +150,7 @@ QUICK = {
     "attention": ("attention", "attention weights"),
     "positions": ("positions",),
     "cache": ("cache",),
-    "padding": ("padding",),
+    "padding": ("nan", "padding"),
     "weights": ("tying",),
     "gradients": ("gradients",),
     "loss": ("label shift",),
