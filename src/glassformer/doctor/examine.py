@@ -150,7 +150,7 @@ QUICK = {
     "attention": ("attention", "attention weights"),
     "positions": ("positions",),
     "cache": ("cache",),
-    "padding": ("nan", "padding"),
+    "padding": ("padding",),
     "weights": ("tying",),
     "gradients": ("gradients",),
     "loss": ("label shift",),
