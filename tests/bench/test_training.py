@@ -41,7 +41,7 @@ def test_the_losses_of_both_are_the_same(tmp_path, precision):
     losses = []
     for given in orders:
         trainer = training.trainer(given)
-        losses.append([trainer.step(*training.batch(given, step)) for step in range(8)])
+        losses.append([float(trainer.step(*training.batch(given, step))) for step in range(8)])
     ours, nano = losses
     assert max(abs(a - b) for a, b in zip(ours, nano, strict=True)) < LOSS[precision]
     assert ours[-1] < ours[0] - 0.05
@@ -68,7 +68,7 @@ def test_transformers_and_ours_have_the_same_losses(loaded, preset):
     losses = []
     for given in (loaded(preset, "glassformer", "ours"), loaded(preset, "transformers", "hugging")):
         trainer = training.trainer(given)
-        losses.append([trainer.step(*training.batch(given, 0)) for _ in range(6)])
+        losses.append([float(trainer.step(*training.batch(given, 0))) for _ in range(6)])
     ours, theirs = losses
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-4
     assert ours[-1] < ours[0] - 0.01
@@ -84,6 +84,12 @@ def test_batches_of_a_model_hold_the_first_ids_only(loaded, tmp_path):
     assert given.setting["vocabulary"] == 256  # its whole vocabulary is less than 512
     made = subjects.write(tmp_path, gf.presets.nano(vocab_size=1000, n_layers=1), "wide", 0)
     assert training.setting_of(Plan("train", model="nano"), made).facts()["vocabulary"] == training.USED
+
+
+def test_the_default_length_is_shortened_to_what_the_model_has(tmp_path):
+    plan = Plan("train", model="nano", layers=1, keep=tmp_path)
+    setting = training.setting_of(plan, subjects.subject(plan))
+    assert (setting.context, setting.name) == (64, "nano, 1 layer, 128 wide, context 64, batch 4")
 
 
 def test_on_a_gpu_the_residual_stream_is_narrow_and_matmuls_can_be(loaded):

@@ -100,6 +100,27 @@ def test_training_goes_through_the_batches_in_order(monkeypatch):
     assert seen == list(range(8))
 
 
+def test_training_on_a_gpu_waits_at_the_ends_of_a_turn_only(monkeypatch):
+    """Six steps come first, because ours captures a graph; losses are read when all steps of a turn are done."""
+    events = []
+
+    class Loss:
+        def __float__(self):
+            events.append("read")
+            return 1.0
+
+    trainer = types.SimpleNamespace(version="7", step=lambda a, b: events.append("step") or Loss())
+    monkeypatch.setattr(training, "trainer", lambda order: trainer)
+    monkeypatch.setattr(training, "batch", lambda order, step: (step, step))
+    monkeypatch.setattr(training, "tokens_per_step", lambda order: 1)
+    monkeypatch.setattr(worker, "wait", lambda device: events.append("wait"))
+    served = worker.Training(dataclasses.replace(order("train", new=2), device="cuda"))
+    assert events == ["wait", *["step"] * 6, "wait", *["read"] * 6]
+    events.clear()
+    served.turn(0)
+    assert events == ["wait", "step", "step", "wait", "read", "read"]
+
+
 def test_the_first_steps_of_others_are_their_trainers(monkeypatch):
     trainer = types.SimpleNamespace(version="7", step=lambda a, b: float(a))
     monkeypatch.setattr(training, "trainer", lambda order: trainer)

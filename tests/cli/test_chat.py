@@ -50,7 +50,7 @@ def test_commands_change_the_conversation(type_lines, tmp_path):
     messages = json.loads(saved.read_text())["messages"]
     assert [m["content"] for m in messages if m["role"] != "assistant"] == ["be", "one", "/three"]
     code, _, err = type_lines("/reset", f"/save {saved}")
-    assert (code, f"/save {saved} already exists" in err) == (2, True)
+    assert (code, f"/save {saved} already exists: give another name." in err) == (2, True)
     assert json.loads(saved.read_text())["messages"] == messages
     code, out, _ = type_lines("/quit", "never")
     assert (code, out) == (0, "")

@@ -26,6 +26,13 @@ from tests.sizing.test_memory import (
     weigh,
 )
 
+
+def with_latent(**changes) -> c.ModelConfig:
+    attention = c.Attention(4, d_head=96, d_value=64, bias=False, latent=c.Latent(128, 32, **changes))
+    return c.replace(LLAMA, attention=attention, position=c.Rotary(fraction=1 / 3))
+
+
+LATENT = with_latent(q_rank=96)
 PREFILL = {
     "gpt2 float32": (GPT, 4, 256, None, "float32"),
     "gpt2 bfloat16": (GPT, 4, 256, None, "bfloat16"),
@@ -42,6 +49,9 @@ PREFILL = {
     "projection before positions float32": (PROJECTED, 4, 256, None, "float32"),
     "score bias float32": (MPNET, 2, 256, None, "float32"),
     "no first norm float32": (MODERN, 4, 256, None, "float32"),
+    "latent attention float32": (LATENT, 4, 256, None, "float32"),
+    "latent attention bfloat16": (LATENT, 4, 256, None, "bfloat16"),
+    "latent attention, queries of full rank float32": (with_latent(), 2, 512, None, "float32"),
 }
 
 

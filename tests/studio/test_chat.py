@@ -1,11 +1,14 @@
 import json
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 import glassformer as gf
 from glassformer.chat.render import load_renderer
 from glassformer.studio import Settings
+from glassformer.studio import openai as openai_api
+from glassformer.studio.api.playground import Step
 from glassformer.studio.app import create_app
 from glassformer.studio.openai import TextGeneration
 from tests.chat import models as chat_models
@@ -132,6 +135,24 @@ def test_stop_texts_seeds_and_several_answers(client, folder, model):
     assert asked(client, **drawn)["usage"]["completion_tokens"] > 12
 
 
+def test_a_character_of_several_tokens_is_streamed_whole(client, folder, monkeypatch):
+    """🐱 is four tokens of this tokenizer, none of which is a character; a stop text may have such tokens, too."""
+    text = "on 🐱🐱 é mat"
+    ids = gf.load_tokenizer(folder).encode(text, add_special_tokens=False).ids
+    assert sum(len(gf.load_tokenizer(folder).decode([i]).replace("\ufffd", "")) for i in ids) < len(text)
+
+    def scripted(feed, limit, *rest):
+        yield from (Step(i, 1.0, 0.0, 0, torch.zeros(1)) for i in ids)
+
+    monkeypatch.setattr(openai_api, "steps", scripted)
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in streamed(client)]
+    assert "".join(deltas) == asked(client)["choices"][0]["message"]["content"] == text
+    assert "🐱" in deltas
+    assert not any("\ufffd" in delta for delta in deltas)
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in streamed(client, stop="🐱 é")]
+    assert "".join(deltas) == "on 🐱"
+
+
 def test_log_probabilities_have_the_shape_of_chat(client, model, folder):
     whole = asked(client, logprobs=True, top_logprobs=3)["choices"][0]
     tokens = whole["logprobs"]["content"]
@@ -169,8 +190,8 @@ def test_old_turns_are_left_out_and_counted(client):
         ({"messages": [{"role": "user"}]}, 400, "message 1, has a content of type NoneType"),
         ({"messages": [{"role": "user", "content": "the mat " * 90}]}, 400, "the last message needs"),
         ({"temperature": 3}, 422, "temperature=3"),
-        ({"presence_penalty": 1}, 422, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, 422, "logit_bias"),
+        ({"presence_penalty": 1}, 422, "presence_penalty=1: this field is not supported, so leave it out"),
+        ({"logit_bias": {"5": 1}}, 422, "this field is not supported, so leave it out"),
         ({"response_format": {"type": "json_object"}}, 422, "response_format.type='json_object'"),
         ({"tools": [{"type": "function"}]}, 400, "tools.0.function.name=None must be a text"),
         ({"tools": [WEATHER]}, 400, "there are tools, and the chat template does not write any"),

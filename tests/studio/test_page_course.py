@@ -4,6 +4,7 @@ import pytest
 
 from glassformer.theory.course import Choice, course
 from glassformer.theory.exercises import Exercise
+from glassformer.theory.exercises.hints import hints
 from tests.studio.page import expect, fits, needs_browser, panel, selection
 
 pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
@@ -128,6 +129,26 @@ def test_a_program_is_written_with_the_keyboard(page):
     assert opened.evaluate("document.activeElement.textContent") == "Grade"
     opened.keyboard.press("Enter")
     assert verdict(opened)[0] == "wrong"
+
+
+def test_hints_of_a_program_come_one_by_one_and_are_kept(page):
+    expected = hints("temperature")
+    opened = page("temperature")
+    button, shown = opened.get_by_role("button", name="Hint"), opened.locator(".course-hints li")
+    expect(shown).to_have_count(0)
+    for count in range(1, len(expected) + 1):
+        expect(button).to_be_enabled()
+        button.press("Enter")
+        expect(shown).to_have_text(list(expected[:count]))
+    expect(button).to_be_disabled()
+    opened.get_by_role("button", name="Grade").click()  # a verdict does not hide them
+    opened.locator('.course-verdict [data-result="wrong"]').wait_for()
+    expect(shown).to_have_count(len(expected))
+    opened.reload()  # they are kept by the server
+    ready(opened, "temperature")
+    expect(shown).to_have_text(list(expected))
+    expect(button).to_be_disabled()
+    expect(opened.get_by_role("button", name="New numbers")).to_be_hidden()
 
 
 def test_it_fits_a_phone(page):

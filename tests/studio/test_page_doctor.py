@@ -52,7 +52,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     leak = [[1.5, 0.25, 0.0], [0.5, 2.0, 0.125], [0.1, 0.2, 3.0]]
     seen = Finding.judge("causal_leak/future-token", 0.25, 1e-6, "nothing <b>later</b> may count", "mask the scores")
     answer = {
-        "id": "causal_leak", "title": "causal mask leak", "location": "layer 1, heads 0 and 2",
+        "id": "causal_leak", "title": f"causal mask leak: {'later tokens ' * 20}", "location": "layer 1, heads 0 and 2",
         "remedy": "mask the scores", "evidence": [seen.to_dict()], "consequences": ["cache_mismatch/step"],
     }  # fmt: skip
     done = {"healthy": False, "notes": ["padding (not examined): it takes no mask"], "leak": leak, "text": ""}
@@ -62,6 +62,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     page.get_by_role("button", name="Examine").click()
     card = page.locator(".diagnosis")
     card.wait_for()
+    assert card.evaluate("card => card.scrollWidth <= card.clientWidth"), "a long title is cut off"
     response = card.inner_text()
     for part in (
         "causal mask leak",

@@ -12,7 +12,7 @@ from glassformer import config as c
 from glassformer.lens import trace
 from glassformer.training import blocks, objective
 from glassformer.training.objective import Batch, summed_loss
-from glassformer.training.run import Loss
+from glassformer.training.run import Loss, read_run
 from tests.variants import lively
 
 pytestmark = [
@@ -134,3 +134,22 @@ def test_evaluation_and_taps_are_not_compiled(graphs):
         trace(plain.eval(), ids)["blocks.2.attention.pattern"], trace(compiled, ids)["blocks.2.attention.pattern"]
     )
     assert not graphs
+
+
+def test_only_a_long_run_compiles_the_whole_step(monkeypatch):
+    whole = []
+    monkeypatch.setattr(torch, "compile", lambda function: whole.append(function) or function)
+    monkeypatch.setattr(blocks, "compile_blocks", lambda model, recompute: None)
+    monkeypatch.setattr(blocks, "compiled_finish", lambda: None)
+    long = ("model.preset=gpt2", "loop.steps=100000", "loop.batch=64")  # 124M parameters, 6.6e9 tokens: 5e18
+    for changes, compiled, sharded, wanted in [
+        (long, True, False, 1),
+        (long, True, True, 0),
+        (long, False, False, 0),
+        ((*long, "loop.steps=500"), True, False, 0),
+        ((), True, False, 0),
+    ]:
+        whole.clear()
+        model = lively(BASE)[0]
+        blocks.prepare_blocks(model, objective.summed_loss, read_run("", changes), compiled, sharded)
+        assert len(whole) == wanted, changes

@@ -75,6 +75,15 @@ def test_the_default_learning_rate_is_small(run, tmp_path):
     assert plain.optim.lr == 1e-6
 
 
+def test_dropout_is_off_unless_it_is_set(tmp_path):
+    """The reference has none, so with the dropout of the model the first loss would not be ln 2."""
+    start = models.write(tmp_path / "start", dropout=0.3)
+    words = (f"start.model='{start}'", "data.corpus='x'")
+    assert read_run("", (*words, "chat.loss='dpo'")).model.dropout == 0.0
+    assert read_run("", (*words, "chat.loss='dpo'", "model.dropout=0.1")).model.dropout == 0.1
+    assert read_run("", (*words, "chat.loss='assistant'")).model.dropout == 0.3
+
+
 def test_parts_of_a_batch_add_up(run):
     _, whole = losses(run(out="whole"))
     _, parts = losses(run("loop.accumulate=2", out="parts"))

@@ -8,6 +8,7 @@ A cell is what this command saw. Without `--onnx`, that column is kept from the 
 """
 
 import argparse
+import dataclasses
 import re
 import sys
 import tempfile
@@ -19,12 +20,13 @@ from typing import NamedTuple
 import torch
 import transformers as hf
 
+from glassformer import config as c
 from glassformer.errors import GlassformerError
 from glassformer.files import write_atomically
 from glassformer.finding import Verdict
 from glassformer.kernels.cpu.decode import stack
-from glassformer.kernels.cuda.decode import pack
-from glassformer.kernels.decode_support import unsupported_config
+from glassformer.kernels.cuda.graph.parts import ALLOWED, ROUTED
+from glassformer.kernels.registry import unsupported_fields
 from glassformer.weights import load, save
 from glassformer.weights.export import write_gguf_file, write_onnx_folder
 from glassformer.weights.families import FAMILIES
@@ -60,7 +62,9 @@ INTRODUCTION = """`gf.load` reads these {} model types of Hugging Face folders. 
   padded on the left);
 * saves: written with `format="hf"`, it loads in transformers as the same type with the same logits;
 * GGUF: written as GGUF, llama.cpp computes the same logits; ONNX: exported, onnxruntime computes the same logits;
-* kernels: the compiled decode kernels compute it, or which config field they do not support (it then runs in torch).
+* CPU kernel: the compiled kernels compute it, or which config field they do not support (it then runs in torch);
+* GPU kernel: the fused kernels of a captured CUDA graph compute every part of a decode step. `graph` with a config
+  field: in the same graph, the modules of the engine compute the part that has this field. Encoders do not decode.
 
 The tests in tests/weights cover both paddings, float64 and saving again. They also switch features off, one by one, and
 expect the comparison to fail."""
@@ -108,8 +112,8 @@ def examine(kind: str, model: hf.PreTrainedModel, test: str, folder: Path) -> Ro
     again = type(model).from_pretrained(folder / "out", experts_implementation="eager").eval()
     saves = YES if again.config.model_type == kind and same(model, again) else NO
     on_cpu = reason(stack.unsupported_config(ours.config))
-    on_gpu = reason(unsupported_config(ours.config, pack.ALLOWED))
-    return Row(kind, type(model).__name__, difference, saves, gguf(kind, ours, folder), on_cpu, on_gpu, test)
+    exported = gguf(kind, ours, folder)
+    return Row(kind, type(model).__name__, difference, saves, exported, on_cpu, on_gpu(ours.config), test)
 
 
 @torch.no_grad()
@@ -123,6 +127,21 @@ def same(one, two) -> bool:
 def reason(refused: str | None) -> str:
     field = None if refused is None else refused.partition("=")[0]
     return YES if field is None else NO if " " in field else f"no: {field}"
+
+
+def on_gpu(config: c.ModelConfig) -> str:
+    """What the fused kernels of a captured graph compute; the sizes of the tiny model do not count."""
+    if config.kind == "encoder":
+        return NO
+    if config.kind == "seq2seq":
+        return "graph"
+    refused = {}
+    for layer in range(config.n_layers):
+        position, feedforward = config.layer_position(layer), config.layer_feedforward(layer)
+        flat = dataclasses.replace(config, position=position, feedforward=feedforward, layer_kinds=())
+        refused |= {name: None for name, _ in unsupported_fields(flat, ALLOWED) if not name.startswith(ROUTED)}
+    outer = [name for name in refused if not any(name.startswith(f"{other}.") for other in refused)]
+    return f"graph: {', '.join(outer)}" if outer else YES
 
 
 def gguf(kind: str, model, folder: Path) -> str:

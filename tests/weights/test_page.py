@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+from glassformer import config as c
+from glassformer.config import presets
 from glassformer.weights.families import FAMILIES
+from tests.weights.page import on_gpu
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
@@ -17,3 +20,14 @@ def test_every_model_type_is_on_the_page():
         difference, saves = (cell.strip() for cell in cells.split("|")[1:3])
         assert float(difference) <= 1e-4, kind
         assert saves == "yes", kind
+        assert "not tried" not in cells, kind
+
+
+def test_the_column_of_gpu_kernels_names_the_outermost_field():
+    plain = presets.llama_tiny(d_model=36, n_heads=6)  # sizes that no kernel takes do not count
+    latent = c.Attention(6, d_head=12, d_value=8, bias=False, latent=c.Latent(kv_rank=14, d_shared=4))
+    assert on_gpu(plain) == "yes"
+    shared = c.Rotary(fraction=1 / 3)
+    assert on_gpu(c.replace(plain, attention=latent, position=shared)) == "graph: attention.latent"
+    assert on_gpu(presets.t5_small()) == "graph"
+    assert on_gpu(presets.bert_base()) == "no"

@@ -66,7 +66,8 @@ def setting_of(plan: Plan, made: "Subject") -> Setting:
     config = load_config(made.root / "hf")
     if not isinstance(config, c.DecoderConfig):
         raise BenchError(f"--model {plan.model_name} cannot be trained here: give a decoder.")
-    context, shape = plan.length_prompt, f"{plural(config.n_layers, 'layer')}, {config.d_model} wide"
+    context = min(plan.length_prompt, config.max_len or plan.length_prompt)
+    shape = f"{plural(config.n_layers, 'layer')}, {config.d_model} wide"
     name = f"{made.label}, {shape}, context {context}, batch {plan.sequences}"
     used = min(USED, config.vocab_size)
     return Setting(name, config, plan.sequences, context, used, MODEL_LR, MODEL_BETA2, loaded=True)
@@ -133,10 +134,11 @@ class Ours:
         self.state = prepare_state(run_of(order))
         self._step = stepper(self.state)
 
-    def step(self, inputs: Any, targets: Any) -> float:
+    def step(self, inputs: Any, targets: Any) -> Any:
+        """Take a step and return its loss: a number, or on a GPU a tensor that may not be computed yet."""
         from glassformer.training.objective import Batch
 
-        return float(self._step(self.state, Batch(inputs, targets))["loss"])
+        return self._step(self.state, Batch(inputs, targets))["loss"]
 
 
 def trainer(order: Order) -> Any:
@@ -161,7 +163,7 @@ def first_steps_of_a_run(order: Order) -> tuple[str, list[float]]:
 
     from glassformer import __version__
     from glassformer.training.loop import train
-    from glassformer.training.sections import Data, Loss, Start
+    from glassformer.training.sections import Data, Loop, Loss, Start
     from glassformer.training.session import open_session
 
     torch.set_num_threads(order.threads)
@@ -178,7 +180,8 @@ def first_steps_of_a_run(order: Order) -> tuple[str, list[float]]:
 
     run = run_of(order)
     with tempfile.TemporaryDirectory() as folder:
-        loop = dataclasses.replace(run.loop, log_every=1)
+        # as long as a run is by default: a run of hours compiles its step as a whole, which takes longer
+        loop = dataclasses.replace(run.loop, log_every=1, steps=Loop.steps)
         data = Data(corpus=str(order.text), tokenizer=str(order.words))
         usual = {"start": Start(), "loss": Loss(), "data": data, "loop": loop, "out": str(Path(folder) / "run")}
         run = dataclasses.replace(run, **usual)

@@ -207,7 +207,10 @@ class Terminal:
         if not rest:
             raise InputError("/save needs the name of a file, such as /save talk.jsonl.")
         path = Path(rest).expanduser()
+        if path.exists():  # there is no --force here
+            raise InputError(f"/save {path} already exists: give another name.")
         check_writable("/save", path)
         row = json_module.dumps({"messages": self.chat.messages}, ensure_ascii=False)
         write_atomically(path, f"{row}\n".encode())
-        self.say(f"{path} has {len(self.chat.messages)} messages.")
+        count = len(self.chat.messages)
+        self.say(f"{path} has {count} {'message' if count == 1 else 'messages'}.")

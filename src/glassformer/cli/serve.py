@@ -83,9 +83,13 @@ def adapted(adapters: Sequence[str], names: Sequence[str]) -> tuple[tuple[Path, 
     if len(names) > 1:
         raise InputError(f"--adapter {adapters[0]} needs one --model, or none if it names its own; {len(names)} given.")
     from glassformer.weights import resolve
+    from glassformer.weights.formats.adapter import check_fits
 
     base = resolve(names[0]) if names else None
-    return tuple((resolve(adapter), base) for adapter in adapters)
+    found = tuple((resolve(adapter), base) for adapter in adapters)
+    for folder, _ in found:
+        check_fits(folder, base)  # before the server starts, not when the model is first chosen
+    return found
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -223,12 +223,12 @@ def _native_attention(config: ModelConfig, request: TrainingRequest) -> str | No
     if config.d_head % WIDE or config.d_value % WIDE:
         return f"heads are {config.d_head} and {config.d_value} wide, which are not multiples of {WIDE}"
     if cxx.register_bits() < 256:
-        return "it is slower than torch without AVX2 (docs/benchmarks.md)"
+        return "it is slower than torch without AVX2 (docs/benchmarks_history.md)"
     return None if cxx.compiler() else "no C++ compiler was found"
 
 
 def _native_matmul(config: ModelConfig, request: TrainingRequest) -> str | None:
-    """Why the kernels with matmuls are not used. The rule is measured (docs/benchmarks.md).
+    """Why the kernels with matmuls are not used. The rule is measured (docs/benchmarks_history.md).
 
     On Intel processors torch's matmuls are faster (12 to 16 % of a step). On AMD processors ours are faster with
     AVX-512, and with AVX2 for models up to 128 wide (10 to 18 %), but not for wider ones.
@@ -236,7 +236,7 @@ def _native_matmul(config: ModelConfig, request: TrainingRequest) -> str | None:
     if request.dtype is not torch.float32:
         return f"matmuls are in {request.dtype}, not in float32"
     if cxx.is_intel() or (cxx.register_bits() != 512 and config.d_model > 128):
-        return "torch's matmuls are faster on this processor (docs/benchmarks.md)"
+        return "torch's matmuls are faster on this processor (docs/benchmarks_history.md)"
     return None
 
 

@@ -50,18 +50,36 @@ def _attention_forward(run: Pass, layer: int) -> int:
     H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
     q, heads = B * T * H * K * w, B * T * H * U * w
     kv = 0 if run.causal else B * T * G * (K + U) * w
+    if (latent := cfg.attention.latent) is not None:  # the cache has low-rank vectors; keys and values are made of them
+        kv = B * T * (H * (K + U) + (latent.q_rank or 0)) * w
     kv += run.hidden_states * run.uses_qk_position(cross=False)  # input of q and k: x + position
     if run.is_explicit:
         return q + kv + _explicit_forward(run) + heads
     if run.materializes_pattern(cross=False):
-        copies = (B * H * T * (2 * K + U) + 2 * B * H * T * T) * run.upcast_width  # q, k, v; scores, pattern
-        return q + kv + copies + heads + B * H * T * T  # and the boolean mask of the scores, one byte each
+        return q + kv + _math_forward(run, layer)
     copy = heads if run.uses_rotary(cross=False) or cfg.attention.qk_norm is not None else 0
     rotation = 3 * q if run.uses_rotary(cross=False) else 0  # q, its two rotated halves, and the result
     mask = 0  # the additive mask of the fused kernel
     if run.has_window_mask(layer) or (run.causal and cfg.biases_scores):
         mask = (cfg.n_heads if cfg.biases_scores else 1) * T * T * w
     return kv + max(rotation, q + heads + max(mask, copy + run.hidden_states))
+
+
+def _math_forward(run: Pass, layer: int) -> int:
+    """Return the peak bytes inside torch's attention where it computes the pattern as a tensor (the math path)."""
+    cfg, B, T, wide = run.config, run.batch, run.length, run.upcast_width
+    H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
+    held = B * T * H * K * wide  # the scaled q
+    if wide > run.width:
+        held += B * T * (H * K + G * (K + U)) * wide  # q, k and v in float32
+    if G != H:
+        held += B * T * H * (K + U) * wide  # k and v of every head
+    if run.causal or run.has_window_mask(layer) or cfg.biases_scores:
+        held += (H if cfg.biases_scores else 1) * T * T * wide  # the additive mask
+    # the matmul of the scores copies the scaled k, the softmax makes the pattern and one byte for each score, and the
+    # last matmul copies v for its result
+    in_scores, in_softmax, in_values = (T + 2 * K) * wide, T * (2 * wide + 1), (T + 2 * U) * wide
+    return held + B * H * T * max(in_scores, in_softmax, in_values)
 
 
 def _explicit_forward(run: Pass) -> int:

@@ -323,13 +323,14 @@ def _moments(
 def _adapter_backward(run: Pass, options: StepOptions) -> int:
     """Return the additional bytes of the backward pass of a block with adapters.
 
-    A matrix has no gradient, but the input of a layer has two, through the matrix and through the adapter. A matrix in
-    NF4 is dequantized.
+    A matrix has no gradient, but the input of a layer has two, through the matrix and through the adapter; plain LoRA
+    in one dtype adds the second one in place. A matrix in NF4 is dequantized.
     """
     expert = run.feedforward
     if not options.adapted or not isinstance(expert, Dense | Gated):
         return 0
-    matrix, inputs = run.config.d_model * expert.d_ff, run.tokens * expert.d_ff * run.width
+    matrix, in_place = run.config.d_model * expert.d_ff, not options.dora and options.matmuls is None
+    inputs = 0 if in_place and not options.quantized else run.tokens * expert.d_ff * run.width
     return max(inputs, NF4_TEMPORARIES * matrix if options.quantized else 0) - matrix * run.width
 
 

@@ -24,7 +24,17 @@ Ids = Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.tokens)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Index = Annotated[int, Field(ge=0, le=10_000)]
 Stop = Annotated[str, Field(max_length=200)] | Annotated[list[str], Field(max_length=4)]
-Zero = Annotated[float, Field(ge=0, le=0)]
+
+
+def not_supported(value: Any) -> Any:
+    """Refuse every value of a field that would change the text and is not implemented, but for its default."""
+    if value:
+        raise ValueError("this field is not supported, so leave it out")
+    return value
+
+
+Zero = Annotated[float, AfterValidator(not_supported)]
+NoBias = Annotated[dict[str, float], AfterValidator(not_supported)]
 NewTokens = Annotated[int, Field(ge=1, le=LIMITS.new_tokens)]
 
 
@@ -266,7 +276,7 @@ class CompletionRequest(ApiRequest):
     echo: bool | None = False
     presence_penalty: Zero | None = 0.0
     frequency_penalty: Zero | None = 0.0
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: NoBias | None = None
     suffix: Literal[""] | None = None
     user: Annotated[str, Field(max_length=1000)] | None = None
 
@@ -293,7 +303,7 @@ class ChatRequest(ApiRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     presence_penalty: Zero | None = 0.0
     frequency_penalty: Zero | None = 0.0
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: NoBias | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -96,7 +96,7 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     if compiled or run.machine.recompute != "no":
         from glassformer.training.blocks import prepare_blocks  # not needed by other runs
 
-        function = prepare_blocks(model, function, run.machine.recompute, compiled)
+        function = prepare_blocks(model, function, run, compiled, group.sharded)
     loss_function = group.wrap(model, function)
     if group.sharded:
         group.fill(model, starting_values(run, resumed))
@@ -372,6 +372,7 @@ def _precision(state: TrainState) -> str:
 def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
     run = state.run
     counted = sizing.flops(run.model, batch=1, context=run.context)
+    held = [p.numel() for p in state.model.parameters() if not p.requires_grad]
     square, repeats = 4096 if state.device.type == "cuda" else 512, 25  # the first matmuls of a process are slow
     # the operations of a step are those of all ranks, and so is the peak they are compared with
     (peak,) = state.group.totals(1e9 * measure_matmul(state.device.type, state.dtype, square, repeats))
@@ -381,7 +382,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "out": run.out,
         "parameters": sizing.count(run.model),
         "trained": sum(p.numel() for p in state.parameters),
-        "frozen": sum(p.numel() for p in state.model.parameters() if not p.requires_grad),
+        "frozen": sum(held) if run.lora is None else sizing.count(run.model),  # matrices in NF4 are no parameters
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,
         "peak_flops": peak * state.group.parts,

@@ -199,6 +199,14 @@ def load_config(path: str | Path) -> ModelConfig:
         raise _at(folder, error) from None
 
 
+def family_of(path: str | Path) -> str:
+    """Return the name of the Hugging Face family of a folder; empty for a file, or if a folder of ours has none."""
+    folder = resolve(path)
+    if folder.is_file():
+        return ""
+    return families.read_config(_source(folder))[0].name if _our_config(folder) is None else _family_of(folder)
+
+
 def load_tokenizer(path: str | Path) -> Any:
     """Load the tokenizer of a folder or file as a `tokenizers.Tokenizer`; return None if there is none.
 

@@ -47,6 +47,16 @@ def test_the_page_is_self_contained_and_shows_formulas():
     ElementTree.fromstring(body.replace("&nbsp;", " "))
 
 
+def test_code_and_tables_of_a_coding_exercise_are_shown_as_such():
+    """Names are code on the page, and the lines of a table of arguments stay lines in Markdown."""
+    programs = Sheet("Sheet", course().sheet("layer-norm,nano-train"), Student("Ada", 0))
+    page, text = programs.page(), programs.markdown()
+    assert "<code>gain</code>" in page
+    assert "`" not in page[page.index("<body>") :]
+    assert "```text\n  text          an array of about 6000 token ids\n  vocab" in text
+    assert "```text\\n" in programs.write("notebook")
+
+
 def test_notebooks_run_offline(tmp_path):
     printed = execute(sheet().notebook(), tmp_path)
     assert "self-weight: no answer yet" in printed

@@ -232,6 +232,19 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path):
         gf.load(base, adapter=folder)
 
 
+def test_an_adapter_on_a_model_of_no_family_names_the_model_that_it_was_trained_on(tmp_path):
+    """transformers has no name for the layers of such a model: the sentence is about the adapter all the same."""
+    with pytest.raises(WeightsError) as raised:
+        gf.load("induction", adapter="bard-chat")
+    assert "does not fit this model (an attention-only model has no Hugging Face family)" in str(raised.value)
+    assert str(raised.value).endswith("it belongs to another model, so give bard, the base that its folder names.")
+    folder = saved(peft_model("llama", tmp_path / "base")[0], tmp_path / "adapter")
+    data = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(data | {"base_model_name_or_path": None}))
+    with pytest.raises(WeightsError, match="so give the model that it was trained on"):
+        gf.load("bard", adapter=folder)
+
+
 def test_a_tied_head_that_was_trained_is_refused(tmp_path):
     model, base = peft_model("gpt2", tmp_path / "base", modules_to_save=["lm_head"])
     with pytest.raises(WeightsError, match="the head of this model is tied to its token table"):

@@ -127,6 +127,7 @@ def main() -> int:
                 ("studio,theory,hub,export", f"{wheel}[studio,theory,hub,export]"),
             ):
                 checks.append((f"{python}, {name}", use(python, package, folder / f"{number}-{name[:7]}")))
+        checks.append((f"{sys.executable}, sdist", use(sys.executable, str(sdist), folder / "sdist")))
         for name, found in checks:
             problems = list(found)
             failed += bool(problems)

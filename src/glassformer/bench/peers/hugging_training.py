@@ -54,7 +54,7 @@ class Trainer:
         logits = self.model(input_ids=inputs, use_cache=False).logits
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
-    def step(self, inputs: Any, targets: Any) -> float:
+    def step(self, inputs: Any, targets: Any) -> Any:
         import torch
 
         with torch.autocast(self.device, torch.bfloat16) if self.low else contextlib.nullcontext():
@@ -63,7 +63,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+        return loss.detach()
 
 
 def groups(model: Any) -> list[dict[str, Any]]:

@@ -97,5 +97,5 @@ class Trainer:
         decayed["params"] = [p for p in decayed["params"] if p is not table]
         spared["params"].append(table)
 
-    def step(self, inputs: Any, targets: Any) -> float:
-        return float(training_step(self.model, self.optimizer, self.context, inputs, targets).item())
+    def step(self, inputs: Any, targets: Any) -> Any:
+        return training_step(self.model, self.optimizer, self.context, inputs, targets).detach()

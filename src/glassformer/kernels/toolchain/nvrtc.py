@@ -2,16 +2,18 @@
 
 import ctypes
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from glassformer.errors import GlassformerError
 from glassformer.files import cache_folder, write_atomically
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class CudaError(GlassformerError):
@@ -64,13 +66,20 @@ def is_available() -> bool:
         return False
 
 
+def constant(function: Function) -> Function:
+    """Mark a function whose result is a constant for torch.compile.
+
+    `torch.compiler.assume_constant_result` sets the same attribute, but first imports torch's compiler: half of the
+    time to a first token.
+    """
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
+    return function
+
+
+@constant
 def can_launch() -> bool:
     """Return whether this machine can compile and run kernels: the answer is a constant for torch.compile."""
     return torch.cuda.is_available() and torch.version.cuda is not None and is_available()
-
-
-# what torch.compiler.assume_constant_result sets; that function imports torch's compiler, half of the time to a token
-setattr(can_launch, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def architecture(capability: tuple[int, int]) -> str:

@@ -88,7 +88,7 @@ class Sheet:
 
     def _body(self, item: Item) -> str:
         if isinstance(item, Exercise):
-            return f"{item.problem}\n\n```python\n{item.solution if self.solutions else item.stub}```"
+            return f"{_markdown(item.problem)}\n\n```python\n{item.solution if self.solutions else item.stub}```"
         task = self.task(item)
         text = f"{task.statement}\n\nAnswer: {task.drawn.answer.prompt}."
         return f"{text}\n\n**Solution.** {task.solution}\n\n**Answer.** {task.reference}" if self.solutions else text
@@ -145,7 +145,7 @@ class Sheet:
             title = f"## {number}. {item.title}\n\n"
             if isinstance(item, Exercise):
                 program = item.solution if self.solutions else item.stub
-                cells.append(_cell("markdown", title + item.problem))
+                cells.append(_cell("markdown", title + _markdown(item.problem)))
                 cells.append(_cell("code", f"%%writefile {item.id}.py\n{program}", item.id))
                 cells.append(_cell("code", f'sheet.grade("{item.id}", "{item.id}.py")'))
                 continue
@@ -162,12 +162,19 @@ class Sheet:
 
 
 EMPHASIS = re.compile(r"(?<!\w)\*\*(\w[^*<]*)\*\*(?!\w)")
+CODE = re.compile(r"`([^`<>]+)`")
 
 
 def _formulas(text: str) -> Markup:
     if text.startswith(" "):  # a table of a coding exercise keeps its lines
         return Markup("{}").format(text)
-    return Markup(EMPHASIS.sub(r"<strong>\1</strong>", str(formulas(text))))
+    return Markup(CODE.sub(r"<code>\1</code>", EMPHASIS.sub(r"<strong>\1</strong>", str(formulas(text)))))
+
+
+def _markdown(problem: str) -> str:
+    """Return the words of a coding exercise as Markdown, in which a table of arguments keeps its lines."""
+    parts = [f"```text\n{part}\n```" if part.startswith(" ") else part for part in problem.split("\n\n")]
+    return "\n\n".join(parts)
 
 
 def title_of(name: str) -> str:

@@ -246,7 +246,8 @@ class _Reader:
         dpo, renderer = self.chat.loss == "dpo", self.renderer
         if dpo != (example.chosen is not None):
             wanted = "chosen and rejected answers" if dpo else "conversations, and this row has chosen and rejected"
-            raise ChatError(f"{example.place}: chat.loss={self.chat.loss!r} needs {wanted}.")
+            remedy = "give pairs, or leave it out" if dpo else "set chat.loss=dpo"
+            raise ChatError(f"{example.place}: chat.loss={self.chat.loss!r} needs {wanted}: {remedy}.")
         if example.chosen is not None and example.rejected is not None:
             pair = []
             for answer in (example.chosen, example.rejected):

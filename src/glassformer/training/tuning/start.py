@@ -52,6 +52,8 @@ def fill_in(data: dict[str, Any], start: Start) -> dict[str, Any]:
     if not isinstance(changes, dict) or "kind" in changes:
         return data
     place = _place(start.model)
+    if _table(data, "chat").get("loss") == "dpo":
+        changes = {"dropout": 0.0} | changes  # the reference has none: with dropout the first loss would not be ln 2
     config = changed(load_config(place), changes)
     out = dict(data)
     for name, values in (DEFAULTS | _defaults_of(config, data)).items():

@@ -23,7 +23,7 @@ from glassformer.model.adapters import Adapter, adaptable, adapters_of, scale_of
 from glassformer.model.nf4 import quantize
 from glassformer.pretrained import portable_name
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import TOKENIZER_FILES, Origin, is_adapter, load_config, read_model, resolve
+from glassformer.weights.folder import TOKENIZER_FILES, Origin, family_of, is_adapter, load_config, read_model, resolve
 from glassformer.weights.formats import peft
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
@@ -59,13 +59,16 @@ def hash_weights(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _base_name(folder: Path) -> str:
+    """Return the name or path of the model that an adapter folder names as its base; empty if it names none."""
+    own = (folder / TOML).exists()
+    name = _table(folder)["base"].get("model") if own else read_json(folder / peft.CONFIG).get(peft.BASE)
+    return name if isinstance(name, str) else ""
+
+
 def base_of(folder: Path) -> Path:
     """Return the model that an adapter folder names as its base."""
-    if (folder / TOML).exists():
-        name = _table(folder)["base"].get("model", "")
-    else:
-        name = read_json(folder / peft.CONFIG).get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
+    if not (name := _base_name(folder)):
         raise WeightsError(f"the adapter {folder} does not name its base model: load that model, and pass adapter=.")
     try:
         return resolve(name)
@@ -81,6 +84,19 @@ def adapted_config(folder: Path) -> ModelConfig:
     return _model(folder) if (folder / TOML).exists() else load_config(base_of(folder))
 
 
+def _check_adapter(folder: Path) -> None:
+    if not is_adapter(folder):
+        raise WeightsError(f"{folder} is not an adapter folder: it needs {peft.CONFIG} or {TOML}, and no whole model.")
+
+
+def check_fits(folder: Path, base: Path | None = None) -> None:
+    """Raise WeightsError unless an adapter fits its base (None: the one that it names), whose weights are not read."""
+    _check_adapter(folder)
+    place = base_of(folder) if base is None else base
+    if not is_adapter(place):
+        read_adapter(folder, load_config(place), family_of(place))
+
+
 def read_adapted(
     base: Path | None, folder: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> tuple[ModelConfig, dict[str, Tensor], Origin]:
@@ -88,15 +104,15 @@ def read_adapted(
 
     `base` is the model; None for the one that the adapter names.
     """
-    if not is_adapter(folder):
-        raise WeightsError(f"{folder} is not an adapter folder: it needs {peft.CONFIG} or {TOML}, and no whole model.")
+    _check_adapter(folder)
     place = base_of(folder) if base is None else base
     config, state, origin = read_model(place)
     contents = read_adapter(folder, config, origin.family)
     if contents.sha256 and contents.sha256 != (found := hash_weights(state)):
+        named = f" (its folder names {name})" if (name := _base_name(folder)) else ""
         raise WeightsError(
             f"the adapter {folder} was trained on other weights than those of {place} (SHA-256 "
-            f"{contents.sha256[:12]}…, here {found[:12]}…): give the model that it was trained on."
+            f"{contents.sha256[:12]}…, here {found[:12]}…): give those weights{named}."
         )
     for name, adapter in contents.layers.items():
         weight = state[f"{name}.weight"]
@@ -154,10 +170,8 @@ def _read_own(folder: Path, config: ModelConfig) -> Contents:
         layer = linear.get(name)
         if a is None or b is None or layer is None or shapes != [(rank, layer.in_features), (layer.out_features, rank)]:
             wanted = "no such layer" if layer is None else f"({layer.out_features}, {layer.in_features})"
-            raise WeightsError(
-                f"the adapter {folder} does not fit this model ({name} has A and B of {shapes}, the layer is "
-                f"{wanted}): it belongs to another model."
-            )
+            reason = f"{name} has A and B of {shapes}, the layer is {wanted}"
+            raise peft.other_base(folder, reason, base.get("model"))
         layers[name] = Adapter(a, b, scale, magnitude, stabilised)
     known = {name + suffix for name in names for suffix in SUFFIXES.values()}
     if unknown := sorted(set(stored) - known):

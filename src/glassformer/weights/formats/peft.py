@@ -30,6 +30,7 @@ from glassformer.weights.errors import WeightsError, pickled, summarize
 from glassformer.weights.tensors import read_json
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base_model_name_or_path"
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 HASH = "base_sha256"
@@ -39,7 +40,7 @@ USED = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "alpha_pattern
 IRRELEVANT = (
     # chosen modules and ranks are visible in the tensors; the layout of the matrices is that of the family
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "fan_in_fan_out"),
-    *("base_model_name_or_path", "revision", "task_type", "auto_mapping", "peft_version", "inference_mode"),
+    *(BASE, "revision", "task_type", "auto_mapping", "peft_version", "inference_mode"),
     *("lora_dropout", "runtime_config", "megatron_core", "qalora_group_size"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),  # of init_lora_weights
 )
@@ -116,7 +117,10 @@ def read_peft(folder: Path, config: ModelConfig, family: str) -> Contents:
     """Return the adapters of a peft folder for a model of this config. Every tensor is used or refused."""
     data = read_config(folder)
     stored, sha256 = _read_tensors(folder)
-    modules, tensors = modules_of(config, family)
+    try:
+        modules, tensors = modules_of(config, family)
+    except WeightsError as error:  # no family of transformers, so no names that the tensors could have
+        raise _other_base(folder, str(error).partition(":")[0]) from None
     layers: dict[str, Adapter] = {}
     used: set[str] = set()
     for name in [name for name in stored if name.endswith(A)]:
@@ -166,7 +170,15 @@ def _module(folder: Path, path: str, modules: Mapping[str, Module]) -> Module:
 
 
 def _other_base(folder: Path, reason: str) -> WeightsError:
-    return WeightsError(f"the adapter {folder} does not fit this model ({reason}): it belongs to another model.")
+    return other_base(folder, reason, read_json(folder / CONFIG).get(BASE))
+
+
+def other_base(folder: Path, reason: str, base: object) -> WeightsError:
+    """Return the error of an adapter that does not fit the model; `base` is the model that its folder names."""
+    named = f"{base}, the base that its folder names" if base else "the model that it was trained on"
+    return WeightsError(
+        f"the adapter {folder} does not fit this model ({reason}): it belongs to another model, so give {named}."
+    )
 
 
 def _read_module(
@@ -243,7 +255,7 @@ def write_peft(
     conv = any(isinstance(module.move.transform, Conv1D) for module in unique.values())
     data = {
         "peft_type": "LORA",
-        "base_model_name_or_path": base,
+        BASE: base,
         "task_type": None,
         "r": rank,
         "lora_alpha": alpha,

@@ -66,6 +66,7 @@ BF16 = 4e-2
 """Queries, keys, hidden units and operands are rounded to 8 bits, in two layers with large weights."""
 
 
+@pytest.mark.sample(1)  # each case compiles kernels of its own
 @pytest.mark.parametrize("batch", [1, 3, 16, 19])
 def test_a_llama_like_model(batch):
     assert error(config(), batch) < BF16
@@ -151,6 +152,7 @@ def test_the_engine_computes_what_the_kernels_do_not(name):
     assert error(config(**changes), 2, torch.float16, engine_parts=engine_parts) < FP16
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_weights_in_8_bits(precision):
     """The reference has the same weights, rounded to 8 bits."""

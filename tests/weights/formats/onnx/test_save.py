@@ -1,5 +1,6 @@
 """What is saved as ONNX computes the same in onnxruntime and here, or nothing is written."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -46,15 +47,28 @@ def test_onnxruntime_computes_the_same(tmp_path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A decoder with a window that is shorter than the tokens compared, in half precision, with a tokenizer."""
-    root = tmp_path_factory.mktemp("onnx")
+    """A decoder with a window that is shorter than the tokens compared, in half precision, with a tokenizer.
+
+    It is exported once for all processes of a test run.
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported-onnx"
+    with root.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            export(tmp_path_factory.mktemp("onnx")).rename(root)
+    return root / "onnx"
+
+
+def export(root):
     config = llama(Attention(6, n_kv_heads=2, bias=False, window=9), vocab_size=300, n_layers=1)
     source = gf.save(random(config).half(), root / "hf", tokenizer=bpe(300))
     (source / "chat_template.jinja").write_text("{{ x }}")
     (finding,), notes = exported(root, str(source))[str(source)]
     assert (finding["id"], finding["verdict"]) == ("onnxruntime-outputs", "pass")
     assert "float32" in notes[0]
-    return (root / "exported").rename(root / "onnx")
+    (root / "exported").rename(root / "onnx")
+    return root
 
 
 def test_the_folder_has_what_a_reader_needs(folder):

@@ -55,13 +55,13 @@ def source() -> str:
     return nvrtc.source(Path(__file__).parent, ("floats.cuh", "hopper.cuh", "causal.cu"), {})
 
 
-@torch.compiler.assume_constant_result
+@nvrtc.constant
 def available() -> bool:
     """Return whether there is a Hopper GPU and NVRTC: the answer is a constant for torch.compile."""
     return nvrtc.can_launch() and torch.cuda.get_device_capability() == (9, 0)
 
 
-@torch.compiler.assume_constant_result
+@nvrtc.constant
 def blocks() -> int:
     """Return how many thread blocks run at once: each needs most of a multiprocessor."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
