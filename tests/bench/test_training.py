@@ -86,6 +86,12 @@ def test_batches_of_a_model_hold_the_first_ids_only(loaded, tmp_path):
     assert training.setting_of(Plan("train", model="nano"), made).facts()["vocabulary"] == training.USED
 
 
+def test_the_default_length_is_shortened_to_what_the_model_has(tmp_path):
+    plan = Plan("train", model="nano", layers=1, keep=tmp_path)
+    setting = training.setting_of(plan, subjects.subject(plan))
+    assert (setting.context, setting.name) == (64, "nano, 1 layer, 128 wide, context 64, batch 4")
+
+
 def test_on_a_gpu_the_residual_stream_is_narrow_and_matmuls_can_be(loaded):
     def machine(precision, device="cuda"):
         given = dataclasses.replace(loaded("llama_tiny", "glassformer", "ours", precision), device=device)

@@ -90,9 +90,9 @@ def _check(plan: Plan, config: c.ModelConfig) -> None:
     if config.max_len is None:
         return
     if plan.trains:
-        if plan.length_prompt > config.max_len:
+        if plan.prompt > config.max_len:  # the default is shortened to what the model has
             raise BenchError(
-                f"sequences of {plan.length_prompt} tokens exceed the model's context of {config.max_len}: give a "
+                f"sequences of {plan.prompt} tokens exceed the model's context of {config.max_len}: give a "
                 "smaller --prompt."
             )
     elif plan.length_prompt + (plan.task != "encode") * plan.length_new > config.max_len:

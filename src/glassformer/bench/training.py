@@ -66,7 +66,8 @@ def setting_of(plan: Plan, made: "Subject") -> Setting:
     config = load_config(made.root / "hf")
     if not isinstance(config, c.DecoderConfig):
         raise BenchError(f"--model {plan.model_name} cannot be trained here: give a decoder.")
-    context, shape = plan.length_prompt, f"{plural(config.n_layers, 'layer')}, {config.d_model} wide"
+    context = min(plan.length_prompt, config.max_len or plan.length_prompt)
+    shape = f"{plural(config.n_layers, 'layer')}, {config.d_model} wide"
     name = f"{made.label}, {shape}, context {context}, batch {plan.sequences}"
     used = min(USED, config.vocab_size)
     return Setting(name, config, plan.sequences, context, used, MODEL_LR, MODEL_BETA2, loaded=True)

@@ -49,7 +49,7 @@ Prompt = Annotated[
     int,
     option(
         "Length of each prompt in tokens; for encode, of the longest text; for training, of each sequence. Default: "
-        "32; prefill and training 512, encode 128."
+        "32; prefill 512, encode 128, training 512 or what the model has."
     ),
 ]
 New = Annotated[
