@@ -1,8 +1,9 @@
 """A report says verdict, location, evidence, remedy and consequences, for people and for machines."""
 
 import json
+from dataclasses import replace
 
-from glassformer.doctor.report import MINIMUM, TITLES, Diagnosis, Report
+from glassformer.doctor.report import MINIMUM, TITLES, Diagnosis, Report, explanation
 from glassformer.finding import Finding, Verdict
 
 FAILED = Finding("causal_leak/future-token", Verdict.FAIL, 0.5, 0.0, "exact", "mask it", {"cut": 3})
@@ -39,3 +40,11 @@ def test_too_few_probes_are_no_health():
     assert few.coverage == ("causal_leak",)
     assert not few.to_dict()["examined"]
     assert report(SICK).examined
+
+
+def test_a_failed_comparison_says_that_its_reason_is_that_of_the_bound():
+    compared = replace(FAILED, evidence={"weights": "as given"})
+    assert explanation(compared) == "more than the bound allows (exact)"
+    assert explanation(FAILED) == "exact"
+    assert explanation(replace(compared, evidence={"weights": "as given", "cause": "no mask"})) == "no mask"
+    assert replace(SICK, location={"row": 1}).where() == "batch element 1"

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from xml.etree import ElementTree as ET
 
-from glassformer.doctor.report import Report
+from glassformer.doctor.report import Report, explanation
 from glassformer.finding import Finding, Verdict
 
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -30,7 +30,7 @@ def to_junit(report: Report) -> bytes:
         name = (probe or diagnosis) + (f" ({seen[finding.id]})" if seen[finding.id] > 1 else "")
         case = ET.SubElement(suite, "testcase", classname=f"doctor.{diagnosis}", name=name, time="0")
         if finding.verdict is Verdict.FAIL:
-            message = _text(f"{finding.numbers()} {finding.why}".strip())
+            message = _text(f"{finding.numbers()} {explanation(finding)}".strip())
             failure = ET.SubElement(case, "failure", message=message, type=diagnosis)
             failure.text = _text(f"{_place(report, finding)}\n{finding.text()}".strip())
         elif finding.verdict is Verdict.SKIP:

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glassformer.doctor.report import Diagnosis, Report
+from glassformer.doctor.report import Diagnosis, Report, explanation
 from glassformer.doctor.reproduce import Reproduction
 
 
@@ -49,10 +49,9 @@ def _diagnosis(diagnosis: Diagnosis, scripts: Sequence[Reproduction]) -> list[st
     lines = [f"## `{diagnosis.id}`: {diagnosis.title}", ""]
     if where:
         lines += [f"**Where:** {_plain(where)}", ""]
-    lines += ["| probe | measured | reason |", "|---|---|---|"]
+    lines += ["| probe | measured | explanation |", "|---|---|---|"]
     for finding in diagnosis.evidence:
-        why = finding.evidence.get("cause") or finding.why
-        lines.append(f"| `{finding.id}` | {_cell(finding.numbers())} | {_cell(str(why))} |")
+        lines.append(f"| `{finding.id}` | {_cell(finding.numbers())} | {_cell(explanation(finding))} |")
     lines += ["", f"**Fix:** {_plain(diagnosis.remedy)}", ""]
     if diagnosis.consequences:
         names = ", ".join(f"`{name}`" for name in sorted({f.id for f in diagnosis.consequences}))

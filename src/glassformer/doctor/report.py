@@ -51,8 +51,18 @@ TITLES: dict[str, str] = {
 """Headline of each diagnosis: its usual name and what happens."""
 
 
+SHOWN = {"row": "batch element"}
+"""Parts of a location that are shown under another name."""
 MINIMUM = 8
 """Probes that must have been made before a report without a diagnosis reads "healthy". A plain callable gets 15."""
+
+
+def explanation(finding: Finding) -> str:
+    """The cause that a failure shows; else that its bound is exceeded, and the reason for that bound."""
+    if cause := finding.evidence.get("cause"):
+        return str(cause)
+    # a comparison of two results: what it gives as its reason is that of the bound
+    return f"more than the bound allows ({finding.why})" if "weights" in finding.evidence else finding.why
 
 
 @dataclass(frozen=True)
@@ -73,16 +83,15 @@ class Diagnosis:
 
     def where(self) -> str:
         """`layer 1, head 2`, or nothing."""
-        words = [f"{name} {value}" for name, value in self.location.items() if value is not None and value != []]
-        return ", ".join(words)
+        known = [(name, value) for name, value in self.location.items() if value is not None and value != []]
+        return ", ".join(f"{SHOWN.get(name, name)} {value}" for name, value in known)
 
     def text(self) -> str:
         location = self.where()
         lines = [f"{self.id}: {self.title}" + (f" ({location})" if location else "")]
         for finding in self.evidence[:3]:
             numbers = f" [{finding.numbers()}]" if finding.numbers() else ""
-            cause = finding.evidence.get("cause")
-            lines.append(f"  seen by {finding.id.split('/')[1]}: {cause or finding.why}{numbers}")
+            lines.append(f"  seen by {finding.id.split('/')[1]}: {explanation(finding)}{numbers}")
         lines.append(f"  remedy: {self.remedy}")
         if self.consequences:
             names = sorted({f.id for f in self.consequences})

@@ -38,6 +38,13 @@ def test_time_may_be_first(bug, where):
     assert finding_of(subject_of(time_first.build(bug))).evidence.get("where") == where
 
 
+@pytest.mark.parametrize("make", [gpt2, rotary, t5])
+def test_as_many_tokens_as_a_head_is_wide(make):
+    subject = make()
+    seen = attention.traced(subject)
+    assert layout.head_layout(subject, seen, length=seen[0].attention.q.shape[-1]).verdict is Verdict.PASS
+
+
 def test_a_leak_through_the_mask_is_no_matter_of_layout():
     assert finding_of(buggy("no_causal_mask")).verdict is not Verdict.FAIL
 

@@ -81,3 +81,8 @@ def test_left_padding_moves_rotary_tables_by_their_rounding_alone():
     assert left.gap > 1e3 * right.gap  # float64 does not make the table finer
     assert left.ratio < 1
     assert failures(masking.padding_is_invisible(subject)) == []
+
+
+def test_nan_in_a_padded_batch_is_no_leak():
+    found = list(masking.padding_is_invisible(buggy("empty_rows")))
+    assert [f.id for f in found if f.verdict is Verdict.FAIL] == ["mask_nan/padded-left"]

@@ -130,3 +130,8 @@ def test_a_class_is_a_config_and_so_is_an_instance_that_sets_nothing():
         message = declared(SimpleNamespace(config=config))
         assert (message.position_kind, message.whole("n_layers"), message.whole("n_heads")) == ("rotary", 3, 4)
         assert "method" not in message.raw
+
+
+@pytest.mark.parametrize("name", ["global_block_size", "max_batch_size", "max_vocab_size", "max_new_tokens"])
+def test_other_sizes_are_no_length(name):
+    assert facts(**{name: 16}).max_len is None

@@ -49,6 +49,29 @@ def test_windows_that_layers_keep_are_declared():
     assert [f.verdict for f in reach.past_by_gradient(subject)] == [Verdict.PASS]
 
 
+def test_a_flag_of_a_layer_counts_more_than_the_number_that_all_layers_keep():
+    subject = windowed([6, None, 6, None], kept=True, window=6)
+    for i, block in enumerate(subject.model.blocks):
+        block.sliding_window, block.is_sliding, block.window = 6, i % 2 == 0, None if i % 2 else 6
+    assert own_windows(subject) == {("blocks", 0): 6, ("blocks", 1): None, ("blocks", 2): 6, ("blocks", 3): None}
+    assert judged(subject) == []
+
+
+def test_a_number_of_kept_keys_is_no_window():
+    subject = windowed([None] * 4, kept=True)
+    for block in subject.model.blocks:
+        block.keep_window_size, block.sliding_window_pattern = 6, 4
+    assert own_windows(subject) == {}
+
+
+def test_the_config_says_it_for_each_layer():
+    kinds = ["sliding_attention", "full_attention"] * 2
+    subject = windowed([6, None, 6, None], kept=False, window=6, layer_types=kinds)
+    for block in subject.model.blocks:
+        block.sliding_window = 6
+    assert judged(subject) == []
+
+
 def test_another_window_than_the_one_declared_is_found():
     assert own_windows(windowed([7, 7, 7, 7], kept=True, window=6)) == {}
     assert judged(windowed([7, 7, 7, 7], kept=True, window=6)) == ["window/count"]

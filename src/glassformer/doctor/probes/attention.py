@@ -94,10 +94,11 @@ def allowed_keys(subject: Subject, role: str, t: int, s: int, layer: int | None,
 
 def window_of(subject: Subject, role: str, layer: int | None, stack: str = "") -> int | None:
     """The declared window of a layer of the encoder or of the decoder: by its own modules, else by the config."""
-    own = own_windows(subject)
+    facts = subject.facts.of_stack("encoder" if role == "encoder" else "decoder")
+    own = {} if facts.by_layer(layer or 0) else own_windows(subject)
     if layer is not None and (stack, layer) in own:
         return own[stack, layer]
-    return subject.facts.of_stack("encoder" if role == "encoder" else "decoder").window_of(layer or 0)
+    return facts.window_of(layer or 0)
 
 
 def _two_sided(one: Seen, window: int) -> Seen:

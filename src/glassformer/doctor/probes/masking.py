@@ -142,6 +142,12 @@ def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
     if content.verdict is Verdict.FAIL:
         return
     amount = judge(subject, f"pad_leak/amount-{side}", _amount(side), LEAK)
+    if amount.verdict is Verdict.FAIL and amount.measured == torch.inf:  # NaN in the padded batch, a number without it
+        why = "logits of real tokens are NaN or infinite in a padded batch, and finite without padding"
+        yield change(
+            amount, id=f"mask_nan/padded-{side}", why=why, remedy=NAN, evidence={**amount.evidence, "cause": why}
+        )
+        return
     if amount.verdict is Verdict.FAIL:
         amount = _alone_or_together(subject, amount, _amount(side, together=False))
     if amount.verdict is Verdict.FAIL and side == "left" and amount.id.startswith("pad_leak"):

@@ -113,7 +113,7 @@ def vectors(one: TracedAttention, rows: int) -> tuple[Tensor, Tensor, Tensor] | 
     q, k, v, scores = (as_heads(x, rows) for x in (one.q, one.k, one.v, one.scores))
     if q is None or k is None or v is None or scores is None:
         return None
-    if k.shape[-2] != scores.shape[-1]:
+    if k.shape[-2] == q.shape[-1] or k.shape[-2] != scores.shape[-1]:  # as the matmul reads it, (B,G,K,S)
         k = k.transpose(-1, -2)
     if q.shape[-2] != scores.shape[-2]:
         q = _grouped(one, q, k, scores)

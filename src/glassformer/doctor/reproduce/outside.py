@@ -118,7 +118,7 @@ def padding_amount(e: Experiment) -> list[str]:
         "together, measured = logits(tokens, **given), 0.0",
         "for row in range(2):",
         "    a, b = together[row][real[row]], logits(tokens[row][real[row]][None])[0]",
-        "    measured = max(measured, float((a - b).abs().max()))",
+        "    measured = max(measured, float((a - b).abs().nan_to_num(nan=torch.inf).max()))",
         e.rounding,
     ]
 

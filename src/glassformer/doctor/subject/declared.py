@@ -80,7 +80,7 @@ WORDS: dict[str, tuple[re.Pattern[str], type | tuple[type, ...]]] = {
     ),
     "position": (re.compile(r"^pos\w*_(type|kind|scheme|style|method|enc\w*|emb\w*)$"), str),
     "rope_base": (re.compile(r"(rope|rotary)\w*_(base|theta)"), (int, float)),
-    "max_len": (re.compile(r"(max|ctx|context|block)\w*_(len|length|size|positions|tokens)$"), int),
+    "max_len": (re.compile(r"^(?!.*(batch|voc|global)).*(max|ctx|context|block)\w*_(len(gth)?|size|positions)$"), int),
     "init_std": (re.compile(r"(^|_)init\w*_(std|sd|stdev|stddev|sigma)$"), float),
     "window": (
         re.compile(r"^(swa|sliding|local|attn|attention)\w*_(window|size|span|width)$|window_(len|length)$"),
@@ -174,15 +174,18 @@ class Declared:
         """The declared window of one layer: how many keys a query sees, itself among them. None: all of them."""
         raw = self.raw
         if isinstance(raw.get("windows"), list):
-            windows = raw["windows"]
-            return windows[layer] if layer < len(windows) else None
+            return raw["windows"][layer] if layer < len(raw["windows"]) else None
         if raw.get("use_sliding_window") is False:
             return None
-        kinds = raw.get("layer_types") or raw.get("attention_layers")
-        if isinstance(kinds, list | tuple) and layer < len(kinds):
-            local = any(word in str(kinds[layer]) for word in ("sliding", "local", "window"))
-            return self.whole("window") if local else None
+        if self.by_layer(layer):
+            kind = str((raw.get("layer_types") or raw["attention_layers"])[layer])
+            return self.whole("window") if any(word in kind for word in ("sliding", "local", "window")) else None
         return self.whole("window")
+
+    def by_layer(self, layer: int) -> bool:
+        """Whether the config has a list that says what kind of attention a layer has."""
+        kinds = self.raw.get("layer_types") or self.raw.get("attention_layers")
+        return isinstance(kinds, list | tuple) and layer < len(kinds)
 
     def attention_scale(self, width: int, layer: int = 0) -> tuple[float, str] | None:
         """The declared factor on q·k for heads of `width`, and where it is declared."""
@@ -284,7 +287,6 @@ def _ours(config: Any) -> dict[str, Any]:
     """Our own config keeps its facts one level down, in parts."""
     if not type(config).__module__.startswith("glassformer.config"):
         return {}
-    tied = config.head.tied if config.head else None
     feedforward = getattr(config.feedforward, "expert", config.feedforward)
     window = None if config.attention.window_layers is not None else config.attention.window
     return {
@@ -294,7 +296,7 @@ def _ours(config: Any) -> dict[str, Any]:
         "window": window,
         "windows": [config.window(i) for i in range(config.n_layers)],
         "scale": config.scale,
-        "tied": tied,
+        "tied": config.head.tied if config.head else None,
         "activation": getattr(feedforward, "activation", None),
         "eps": config.norm.eps,
         "qk_norm": config.attention.qk_norm is not None,

@@ -11,7 +11,11 @@ from torch import nn
 
 from glassformer.doctor.subject.subject import Subject, layer_of
 
-WORDS = re.compile(r"window|sliding|(^|_)local|(^|_)global|attn_span|attention_span")
+WORDS = re.compile(
+    r"^(is_|use_|has_)?(sliding|local|global)(_window|_attention|_attn|_layer)?(_size|_len|_length)?$"
+    r"|^(attn_|attention_|local_|is_|use_|has_)?(window|windowed|span)(_size|_len|_length)?$"
+)
+"""Whole names: a number of kept keys (`keep_window_size`) or a pattern of layers is no window."""
 
 
 def own_windows(subject: Subject) -> dict[tuple[str, int], int | None]:
@@ -26,7 +30,8 @@ def own_windows(subject: Subject) -> dict[tuple[str, int], int | None]:
         at = layer_of(name, blocks)
         values = [v for module in block.modules() for v in _windows(module)]
         if at is not None and values:
-            found[at] = next((v for v in values if v), None)
+            # a flag that says no counts more than a number, which every layer may keep
+            found[at] = None if None in values else values[0]
     declared, kept = subject.facts.whole("window"), set(found.values()) - {None}
     return found if kept and (declared is None or declared in kept) else {}
 
