@@ -59,8 +59,10 @@ def test_rates_that_differ_are_printed_separately():
 def test_every_way_is_listed_with_hours_and_cost():
     config = presets.gpt2()
     found = plan_model(config, "gpt2", 8, H200, batch=16, context=1024, tokens=1e9)
-    assert [p.strategy for _, p, _ in found.rows] == ["data", "sharded", "tensor 2", "tensor 4"]  # 12 heads
-    assert 'Run file of the fastest plan that fits (sharded): [machine] parallel = "fsdp".' in found.text()
+    shown = [p.strategy for _, p, _ in found.rows]
+    assert shown == ["data", "sharded", "tensor 2", "tensor 4", "context 2"]  # 12 heads; the first context that fits
+    lines = 'Run file of the fastest plan that fits (sharded): [loop] batch = 128; [machine] parallel = "fsdp".'
+    assert lines in found.text()
     result = json.loads(json.dumps(found.to_dict()))
     one = plan(config, 8, H200, "data", 16, 1024)
     assert result["plans"][0]["step"] == one.step
@@ -68,6 +70,15 @@ def test_every_way_is_listed_with_hours_and_cost():
     assert result["plans"][0]["cost"] is None
     assert "cost" not in found.text().split("\n\n")[1]
     assert "No cost is printed: give --price in US dollars" in found.text()
+
+
+def test_a_combination_is_shown_where_it_is_the_fastest_that_fits():
+    long = replace(presets.llama2_70b(), max_len=2**20)
+    narrow = replace(H200, capacity=32e9)  # neither weights nor activations fit by themselves
+    found = plan_model(long, "llama2_70b", 64, narrow, batch=1, context=2**15)
+    [combined] = [p for _, p, _ in found.rows if " x " in p.strategy]
+    assert combined.fits
+    assert f"fits ({combined.strategy}): [loop] batch = {combined.batch}; [machine]" in " ".join(found.text().split())
 
 
 def test_a_price_gives_a_cost_in_dollars():

@@ -1,4 +1,4 @@
-"""How parameters are divided among the ranks of tensor parallelism. No torch.
+"""What the ranks of tensor and context parallelism divide, and what they cannot. No torch.
 
 `training.distributed.tensor` cuts a model by this table, and `sizing.plan` counts by it: a plan is what training does.
 """
@@ -59,6 +59,16 @@ def part_not_supported(config: ModelConfig) -> str | None:
         ),
         "biases on the scores (ALiBi, T5)": config.biases_scores,
         "blocks without feed-forwards": isinstance(config.feedforward, NoFeedForward),
+    }
+    return next((name for name, there in found.items() if there), None)
+
+
+def sequence_not_supported(config: ModelConfig) -> str | None:
+    """Return the part of a model that context parallelism does not support; None if there is none."""
+    found = {
+        "an encoder and a decoder": isinstance(config, Seq2SeqConfig),
+        "biases on the scores (ALiBi, T5)": config.biases_scores,
+        "rotary frequencies that depend on the length (LongRoPE)": config.changes_frequencies_at is not None,
     }
     return next((name for name, there in found.items() if there), None)
 

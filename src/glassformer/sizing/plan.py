@@ -1,19 +1,24 @@
-"""Predict training on many devices: step time, memory and cost with data, sharded and tensor parallelism.
+"""Predict training on many devices: step time, memory and cost of every way in which `glass train` shares the work.
 
 n devices train a model of P parameters with b sequences of T tokens per device. `devices` gives the compute time of one
-device. Communication is added to it, as rings inside a machine and between machines:
+device, `strategy` the ways, `rank_memory` the memory. Communication is added, as rings inside and between machines:
 
-    data      One all-reduce of the gradients (4 bytes each) per step, in buckets. It overlaps with the backward pass
-              (2/3 of the compute).
-    sharded   ZeRO-3, torch's fully_shard. The weights (4 bytes, as `glass train` sends them) are all-gathered for the
-              forward pass and again for the backward pass; the gradients (4 bytes) are reduce-scattered. There is one
-              message per layer and one for everything else. This overlaps with forward and backward pass. Copying each
-              message into a buffer and out of it does not overlap: 2·(1 + 1/n) bytes of memory traffic per byte.
-    tensor t  t devices of one machine divide the heads and hidden units of every layer, the vocabulary, and between
-              them the positions. Gathers and scatters of the residual stream (2 bytes) are as many bytes as 4
-              all-reduces per layer and step, and 3 for embedding and head, without overlap. Each device holds 1/t of
-              all matrices, and all of norms and positions (`config.placement`); over the n/t groups they are sharded
-              as above. Every device saves the inputs of attention and feed-forward of all sequences of its group.
+    data         One all-reduce of the gradients (4 bytes each) per step, in buckets. It overlaps with the backward pass
+                 (2/3 of the compute).
+    sharded      ZeRO-3, torch's fully_shard. The weights (4 bytes, or 2 with machine.gather = "bfloat16") are
+                 all-gathered for the forward pass and again for the backward pass; the gradients (4 bytes) are
+                 reduce-scattered. There is one message per layer and one for everything else. This overlaps with
+                 forward and backward pass. Copying each message into a buffer and out of it does not overlap:
+                 2·(1 + 1/n) bytes of memory traffic per byte.
+    replicate r  The same among the n/r devices of a copy. Then the shards of the gradient (4 bytes) are all-reduced
+                 over the r copies, which overlaps as well.
+    tensor t     Per layer and step, 4 all-gathers and 4 reduce-scatters of the residual stream (2 bytes), and 3
+                 all-reduces for embedding and head, without overlap. Each copies what it exchanges. The devices of a
+                 group compute the sequences of all of them together. Each device holds 1/t of all matrices, and all of
+                 norms and positions (`config.placement`); over the n/t groups they are sharded as above.
+    context c    In every layer, keys and values (2 bytes) are all-gathered and their gradients reduce-scattered,
+                 without overlap. The devices of a group compute b sequences together, each 1/c of every one, so that a
+                 step has fewer sequences.
 
 An all-reduce of s bytes over n devices sends 2·s·(n-1)/n bytes through each link, an all-gather or a reduce-scatter
 half of that. Each has its own measured rate (equal with rings; gloo takes twice as long for a reduce-scatter as for an
@@ -21,37 +26,21 @@ all-gather). Across machines, the devices of each machine reduce first, then eac
 peers in the other machines. `Device.overlap` says how much communication overlaps with compute: nothing on a CPU, where
 the processor that copies is the one that computes and fully_shard waits for each message.
 
-Memory per device: 12 bytes per parameter (float32 weight and two AdamW moments), divided by the number of devices that
-shard it; two gathered layers; and the larger of 4 bytes per parameter for the gradient, which grows in the backward
-pass, and of what shrinks meanwhile: the activations that autograd saves (see `activations`; the residual stream in
-float32, the rest in bfloat16; the logits are computed in chunks and not counted) and the bfloat16 copies of all weights
-that autocast makes, which autograd keeps as well. With `data`, gradients are always there. Weights that are gathered in
-bfloat16 need no copies. If that does not fit, `machine.recompute = "full"` is used: only the inputs of blocks are
-saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3. `ranks_memory` in
-bench/developer compares this with fake and real ranks.
+What does not fit into the memory of the device is tried with weights gathered in bfloat16, then with
+`machine.recompute = "full"`, which multiplies compute by 4/3, then with both.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, assert_never
 
 from glassformer.config import DecoderConfig, Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
-from glassformer.config.placement import cut_dimension, divided, indivisible, part_not_supported
-from glassformer.sizing.activations import (
-    Pass,
-    saved_after_blocks,
-    saved_before_blocks,
-    saved_between,
-    saved_by_block,
-    saved_by_norm,
-)
 from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import flops, lengths
-from glassformer.sizing.parameters import active, count, parameters
+from glassformer.sizing.parameters import active
+from glassformer.sizing.rank_memory import held_parameters, rank_bytes
+from glassformer.sizing.strategy import Strategy, parse_strategy, strategies, why_impossible
 
-STATE, GRADIENT, COPY = 12, 4, 2
-"""Bytes per parameter: float32 weight and two AdamW moments; its gradient; the copy that autocast makes."""
 _RESIDUAL, _HIDDEN, _LOGIT = 42.0, 13.4, 7.5
 """Bytes of pointwise memory traffic per number of residual stream, hidden layer and logits; see `devices`."""
 STEP = 50.0
@@ -67,7 +56,7 @@ class Plan:
     """Predicted step of one model on a number of devices with one parallelism strategy."""
 
     strategy: str
-    """`data`, `sharded` or `tensor t`."""
+    """Such as `data`, `sharded` or `tensor 2 x context 4`."""
     gpus: int
     batch: int
     """Sequences per step, summed over all devices."""
@@ -88,6 +77,8 @@ class Plan:
     flops: float
     """FLOPs per step without masked scores and without recomputation."""
     device: Device
+    weight_bytes: int = 4
+    """Bytes in which weights are gathered."""
 
     @property
     def step(self) -> float:
@@ -111,11 +102,10 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, str | int]:
-        """The fields of [machine] in a run file that train as planned."""
-        kind, _, degree = self.strategy.partition(" ")
-        found: dict[str, str | int] = {"parallel": "ddp" if kind == "data" else "fsdp"}
-        if degree:
-            found["tensor"] = int(degree)
+        """The fields of [machine] in a run file that train as planned. `loop.batch` is `batch`."""
+        found = parse_strategy(self.strategy).settings
+        if found["parallel"] == "fsdp" and self.weight_bytes == 2:
+            found |= {"precision": "bfloat16", "gather": "bfloat16"}
         return found | ({"recompute": "full"} if self.recompute else {})
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,53 +189,21 @@ def _hidden(feedforward: FeedForward) -> float:
             assert_never(feedforward)
 
 
-def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool, shared: int = 1) -> float:
-    """Return the bytes that autograd saves for `batch` sequences, without the logits and copies of weights.
-
-    `shared` devices divide blocks and, between attention and feed-forward, the positions.
-    """
-    run = Pass(divided(config, shared), 1, context, 2, causal=True, training=True, residual_width=4)
-    elsewhere = 1 - 1 / shared
-    ends = float(saved_before_blocks(run) + saved_after_blocks(run))
-    if config.placement != "post":
-        ends -= elsewhere * saved_by_norm(config.norm, run.tokens, config.d_model, run.norm_width)
-    layers = range(config.n_layers)
-    blocks = [saved_by_block(run, layer) - elsewhere * saved_between(run, layer) for layer in layers]
-    kept = config.n_layers * run.residual / shared + max(blocks) if recompute else sum(blocks)
-    return batch * (ends + kept)
-
-
-def device_bytes(
-    config: ModelConfig, gpus: int, strategy: str, batch: float, context: int, recompute: bool, weight_bytes: int = 4
-) -> float:
-    """Return the bytes on each device. The devices of a tensor-parallel group compute `batch` sequences together."""
-    shared = int(strategy.partition(" ")[2] or 1)
-    shapes = parameters(config)
-    held = _held(shapes, shared)
-    layer = _held({name: shape for name, shape in shapes.items() if ".blocks.0." in name}, shared)
-    saved = saved_bytes(config, batch, context, recompute, shared)
-    if strategy == "data" or weight_bytes > COPY:
-        saved += COPY * (layer if recompute else held)
-    if strategy == "data":
-        return (STATE + GRADIENT) * held + saved
-    groups = gpus // shared
-    gathered = 2 * layer * weight_bytes if groups > 1 else 0.0
-    return STATE * held / groups + gathered + max(saved, GRADIENT * held / groups)
-
-
 def plan(
     config: ModelConfig,
     gpus: int,
     device: Device,
-    strategy: str = "sharded",
+    strategy: str | Strategy = "sharded",
     batch: int = 8,
     context: int | None = None,
-    weight_bytes: int = 4,
+    weight_bytes: int | None = None,
+    width: int = 2,
 ) -> Plan:
-    """Predict a training step with `batch` sequences per device.
+    """Predict a training step with `batch` sequences per device; with context parallelism, per group of devices.
 
-    `strategy` is `data`, `sharded`, or `tensor 2`, `tensor 4`, ... `weight_bytes` is the size in which weights are
-    all-gathered: 4 for float32 (as `glass train` does), 2 for bfloat16.
+    `strategy` is such as `data`, `sharded` or `tensor 2 x context 4`. `weight_bytes` is the size in which weights are
+    all-gathered: 4 for float32, 2 for bfloat16. Default: 4, or 2 if that is needed to fit. `width` is the size of the
+    numbers of matmuls, which tensor and context parallelism send.
     """
     if not isinstance(config, DecoderConfig):
         raise ValueError("plans exist only for decoder-only models, because only their training step was measured.")
@@ -253,51 +211,59 @@ def plan(
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1.")
     T, _ = lengths(config, context, None)
-    shared = _shared(strategy, gpus, device)
-    if shared > 1 and (problem := _undivided(config, shared)) is not None:
-        raise ValueError(f"{strategy!r} is not possible: {problem}.")
-    P = count(config)
-    held = _held(parameters(config), shared)
-    groups = gpus // shared
-    group_batch = batch * shared  # the devices of a group compute all sequences of the group together
-    own = P if strategy == "data" else held / groups  # parameters that this device updates
-    fits, recompute, memory = False, False, 0.0
-    for recompute in (False, True):
-        memory = device_bytes(config, gpus, strategy, group_batch, T, recompute, weight_bytes)
-        fits = memory <= device.capacity
-        if fits:
+    how = parse_strategy(strategy) if isinstance(strategy, str) else strategy
+    if (problem := why_impossible(how, config, gpus, device, T)) is not None:
+        raise ValueError(f"{str(how)!r} is not possible: {problem}.")
+    # the devices of a group compute all sequences of the group together
+    sequences, step_batch = batch * how.tensor, batch * gpus // how.context
+    widths = (4, 2) if weight_bytes is None and how.is_sharded else (weight_bytes or 4,)
+    for recompute, sent in ((again, size) for again in (False, True) for size in widths):
+        memory = rank_bytes(config, gpus, how, sequences, T, recompute, sent)
+        if memory <= device.capacity:
             break
     times = RECOMPUTED if recompute else 1.0
-    compute = group_batch * work(config, T, shared).seconds(device) * times + device.gaps
-    optimizer = own * STEP / device.memory
-    if strategy == "data":
-        communication = all_reduce(4 * P, gpus, device, math.ceil(4 * P / BUCKET))
-        exposed = max(0.0, communication - device.overlap * compute * 2 / 3)
-    else:
-        overlapping = _sharded(held, weight_bytes, groups, config.n_layers + 1, _among(shared, device))
-        residual_bytes = 2 * group_batch * T * config.d_model
-        blocking = (4 * config.n_layers * times + 3) * all_reduce(residual_bytes, shared, device)
-        blocking += copies((2 * weight_bytes + 4) * held, groups, device)
-        communication = overlapping + blocking
-        exposed = max(0.0, overlapping - device.overlap * compute) + blocking
-    needed = 3 * sum(flops(config, 1, T).needed.values()) * batch * gpus
+    compute = sequences * work(config, T, how.tensor * how.context).seconds(device) * times + device.gaps
+    held = held_parameters(config, how.tensor).total
+    optimizer = held / how.shards(gpus) * STEP / device.memory
+    hidden, blocking = _communication(config, gpus, device, how, sequences * T, sent, times, width)
+    reach = compute * (1.0 if how.is_sharded else 2 / 3)  # gradients are summed in the backward pass only
+    exposed = max(0.0, hidden - device.overlap * reach) + blocking
+    needed = 3 * sum(flops(config, 1, T).needed.values()) * step_batch
     return Plan(
-        strategy, gpus, batch * gpus, batch * gpus * T, compute + optimizer, communication, exposed, memory, recompute,
-        fits, needed, device,
+        str(how), gpus, step_batch, step_batch * T, compute + optimizer, hidden + blocking, exposed, memory, recompute,
+        memory <= device.capacity, needed, device, sent,
     )  # fmt: skip
 
 
-def _held(shapes: Mapping[str, tuple[int, ...]], shared: int) -> float:
-    """Return the parameters of one of `shared` devices that divide a model."""
-    return sum(math.prod(shape) / (1 if cut_dimension(name) is None else shared) for name, shape in shapes.items())
+def _communication(
+    config: ModelConfig, gpus: int, device: Device, how: Strategy, tokens: int, sent: int, times: float, width: int
+) -> tuple[float, float]:
+    """Return the seconds of communication that overlaps with compute, and of that which does not.
+
+    `tokens` are those of a group of devices that divide blocks or sequences; `sent` is the size of a gathered weight.
+    """
+    held, layers = held_parameters(config, how.tensor).total, config.n_layers
+    if not how.is_sharded:
+        return all_reduce(4 * held, gpus, device, math.ceil(4 * held / BUCKET)), 0.0
+    shards, peers = how.shards(gpus), _among(how.tensor, device)
+    hidden = _sharded(held, sent, shards, layers + 1, peers)
+    hidden += all_reduce(4 * held / shards, how.replicate, _among(how.tensor * shards, device), layers + 1)
+    blocking = copies((2 * sent + 4) * held, shards, device)
+    residual = width * tokens / how.context * config.d_model
+    pairs = layers * (6 if times > 1 else 4)  # a gather and a scatter each; a recomputed block repeats its own
+    blocking += pairs * _exchange(residual, how.tensor, device) + 3 * all_reduce(residual, how.tensor, device)
+    keys = width * tokens * config.n_kv_heads / how.tensor * (config.d_head + config.d_value)
+    blocking += layers * _exchange(keys, how.context, peers)
+    if times > 1:
+        blocking += all_gather(layers * keys, how.context, peers, layers)
+    return hidden, blocking
 
 
-def _undivided(config: ModelConfig, shared: int) -> str | None:
-    """Return why `shared` devices cannot divide a model; None if they can."""
-    if (number := indivisible(config, shared)) is not None:
-        return f"{shared} does not divide the {number} of the model"
-    problem = part_not_supported(config)
-    return None if problem is None else f"tensor parallelism does not support {problem}"
+def _exchange(size: float, n: int, device: Device) -> float:
+    """Return the seconds of an all-gather of `size` bytes and a reduce-scatter, with a copy of what each exchanges."""
+    if n == 1:
+        return 0.0
+    return all_gather(size, n, device) + reduce_scatter(size, n, device) + 4 * size / device.memory
 
 
 def _sharded(held: float, weight_bytes: int, n: int, messages: int, device: Device) -> float:
@@ -305,37 +271,31 @@ def _sharded(held: float, weight_bytes: int, n: int, messages: int, device: Devi
     return 2 * all_gather(weight_bytes * held, n, device, messages) + reduce_scatter(4 * held, n, device, messages)
 
 
-def _shared(strategy: str, gpus: int, device: Device) -> int:
-    if strategy in ("data", "sharded"):
-        return 1
-    kind, _, degree = strategy.partition(" ")
-    if kind != "tensor" or not degree.isdigit() or int(degree) < 2:
-        raise ValueError(f"strategy={strategy!r} is not known: use 'data', 'sharded' or 'tensor 2', 'tensor 4', ….")
-    if int(degree) > device.per_machine or gpus % int(degree):
-        raise ValueError(
-            f"{strategy!r} is not possible on {gpus} devices: the degree must divide the number of devices and be at "
-            f"most {device.per_machine}, the devices of one machine."
-        )
-    return int(degree)
-
-
 def _among(shared: int, device: Device) -> Device:
-    """Return the device as seen by the sharding of tensor-parallel groups: a machine holds fewer of its peers."""
+    """Return the device as seen by groups of `shared` neighbours: a machine holds fewer of its peers."""
     return replace(device, per_machine=max(1, device.per_machine // shared))
-
-
-def strategies(gpus: int, device: Device, config: ModelConfig) -> list[str]:
-    """Return every strategy with which `glass train` can train a model on this many devices."""
-    possible = [t for t in (2, 4, 8, 16) if t <= device.per_machine and gpus % t == 0]
-    degrees = [t for t in possible if _undivided(config, t) is None]
-    return ["data", "sharded", *(f"tensor {t}" for t in degrees)] if gpus > 1 else ["data"]
 
 
 def best(config: ModelConfig, gpus: int, device: Device, batch: int = 8, context: int | None = None) -> Plan:
     """Return the fastest plan that fits; if none fits, the one that needs the least memory."""
-    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device, config)]
-    fitting = [p for p in plans if p.fits]
-    return min(fitting, key=lambda p: p.step) if fitting else min(plans, key=lambda p: p.memory)
+    return fastest(plans(config, gpus, device, batch, context))
+
+
+def fastest(found: list[Plan]) -> Plan:
+    """Return the fastest plan that fits, of those with the most sequences; if none fits, the one with least memory.
+
+    Context parallelism has fewer sequences in a step, so it is chosen where nothing else fits.
+    """
+    fitting = [p for p in found if p.fits]
+    if not fitting:
+        return min(found, key=lambda p: p.memory)
+    return max(fitting, key=lambda p: (p.batch, p.tokens_per_second))
+
+
+def plans(config: ModelConfig, gpus: int, device: Device, batch: int = 8, context: int | None = None) -> list[Plan]:
+    """Return a plan for each strategy with which `glass train` can train a model on this many devices."""
+    T, _ = lengths(config, context, None)
+    return [plan(config, gpus, device, how, batch, context) for how in strategies(gpus, device, config, T)]
 
 
 def compute_optimal_tokens(config: ModelConfig) -> float:

@@ -10,7 +10,7 @@ from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import lengths, too_long
 from glassformer.sizing.layout import columns, wrap
 from glassformer.sizing.parameters import count
-from glassformer.sizing.plan import Plan, best, compute_optimal_tokens, plan, strategies
+from glassformer.sizing.plan import Plan, best, compute_optimal_tokens, fastest, plans
 
 LADDER = ("gpt2", "gpt2_xl", "llama2_7b", "llama2_70b")
 """Presets from 124 million to 69 billion parameters."""
@@ -45,12 +45,14 @@ class Plans:
 
     def run_file(self) -> list[str]:
         """Return one paragraph: what a run file sets for the fastest plan that fits, if all plans are of one model."""
-        fitting = [p for _, p, _ in self.rows if p.fits]
-        if len({(name, p.gpus) for name, p, _ in self.rows}) > 1 or not fitting:
+        if len({(name, p.gpus) for name, p, _ in self.rows}) > 1 or not any(p.fits for _, p, _ in self.rows):
             return []
-        fastest = min(fitting, key=lambda p: p.step)
-        lines = [f"{name} = {json.dumps(value)}" for name, value in fastest.settings.items()]
-        return [f"Run file of the fastest plan that fits ({fastest.strategy}): [machine] {', '.join(lines)}."]
+        found = fastest([p for _, p, _ in self.rows])
+        lines = [f"{name} = {json.dumps(value)}" for name, value in found.settings.items()]
+        return [
+            f"Run file of the fastest plan that fits ({found.strategy}): [loop] batch = {found.batch}; "
+            f"[machine] {', '.join(lines)}."
+        ]
 
     def text(self, width: int | None = None) -> str:
         """Return the table and its assumptions as text. Columns that do not fit into `width` go on the next line."""
@@ -69,7 +71,7 @@ _HEADINGS = (
 
 
 def _cells(name: str, p: Plan, tokens: float) -> tuple[str, ...]:
-    strategy = p.strategy + (", recompute" if p.recompute else "")
+    strategy = p.strategy + (", bf16" if p.weight_bytes == 2 else "") + (", recompute" if p.recompute else "")
     memory = f"{p.memory / 1e9:,.0f}" + ("" if p.fits else " !")
     if not p.fits:
         return (name, strategy, f"{p.gpus:,}", f"{p.batch:,}", memory, *(["-"] * 5), f"{tokens:.3g}", "-", "-")
@@ -100,10 +102,12 @@ def _assumptions(device: Device) -> list[str]:
         f"communication overlaps with {device.overlap:.0%} of the pass.",
         f"Source: {device.source}.",
         price,
-        "State: 16 bytes per parameter. Matmuls: bfloat16. Weights and gradients are sent in float32, as "
-        "`glass train` does;\ncopying shards into and out of buffers does not overlap with compute.",
+        "State: 16 bytes per parameter. Matmuls: bfloat16. Gradients are sent in float32, and so are weights unless it "
+        "says bf16;\ncopying shards into and out of buffers does not overlap with compute.",
         "Columns: `exposed` is communication that does not overlap with compute; MFU is FLOP/s as a share of the "
-        "peak;\n`recompute` means machine.recompute = 'full'; `!` means that the plan does not fit into memory.",
+        "peak;\n`bf16` means machine.gather = 'bfloat16', `recompute` machine.recompute = 'full'; `!` means that the "
+        "plan does not fit into memory.",
+        "With `context c`, c devices compute the sequences of one together, so that a step has fewer sequences.",
         "Communication between GPUs was not measured: it is computed from the links above.",
     ]
 
@@ -125,11 +129,18 @@ def plan_model(
     context: int | None = None,
     tokens: float | None = None,
 ) -> Plans:
-    """Return a plan of each strategy for one model on this many devices. Default tokens: compute-optimal."""
+    """Return a plan of each strategy for one model on this many devices. Default tokens: compute-optimal.
+
+    Context parallelism is shown up to the first degree that fits, a combination only if it is the fastest plan.
+    """
     _check_tokens(tokens)
     training_tokens = tokens or compute_optimal_tokens(config)
-    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device, config)]
-    rows = [(name, p, training_tokens) for p in plans]
+    found = plans(config, gpus, device, batch, context)
+    enough = next((p.batch for p in found if p.strategy.startswith("context") and p.fits), 0)
+    chosen = [
+        p for p in found if p is fastest(found) or (" x " not in p.strategy and p.batch >= min(enough, found[0].batch))
+    ]
+    rows = [(name, p, training_tokens) for p in chosen]
     title = f"{name}, {count(config):,} parameters, on {gpus:,} x {device.name}, {batch} sequences per device"
     return Plans(title, tuple(rows), device, _notes({name: config}, context))
 

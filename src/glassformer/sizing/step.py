@@ -19,6 +19,14 @@ Optimizer = Literal[OptimizerKind, "sgd", "none"]
 BYTES: dict[str, float] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
 """Bytes per number. int8 and int4 apply to weights only: activations and KV cache then count as bfloat16."""
 
+CHUNKED_FROM = 4096
+"""Vocabulary from which on training computes head and loss in chunks."""
+CHUNK_BYTES = 2**32
+"""Limit of a chunk: of its logits in float32, or where plain torch makes copies of them, of everything."""
+KERNEL_LOGIT, PLAIN_LOGIT = 4, 19
+"""Bytes alive for each bfloat16 logit of a chunk. A kernel has the logit and its gradient. Plain torch has float32
+logits, probabilities, a mask, one-hot targets and the difference as well."""
+
 
 @dataclass(frozen=True)
 class StepOptions:

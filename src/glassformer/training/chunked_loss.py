@@ -21,10 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.sizing.step import CHUNK_BYTES, PLAIN_LOGIT
 from glassformer.training import accelerate
-
-CHUNK_BYTES = 2**32
-"""Limit of a chunk's logits in float32: large enough to fill a GPU, small compared with the activations."""
 
 HeadGradients = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
 
@@ -141,9 +139,13 @@ def pad(x: Tensor, rows: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, rows - len(x))) if len(x) < rows else x
 
 
-def chunk_rows(stride: int) -> int:
-    """Return the rows of a chunk, for rows of `stride` logits: a power of two, so that usual batches divide evenly."""
-    return 2 ** int(math.log2(max(1, CHUNK_BYTES // (4 * stride))))
+def chunk_rows(stride: int, alive: int = 4) -> int:
+    """Return the rows of a chunk, for rows of `stride` logits, of each of which `alive` bytes are alive at once.
+
+    It is a power of two, so that usual batches divide evenly. A chunk fills a GPU and is small compared with the
+    activations.
+    """
+    return 2 ** int(math.log2(max(1, CHUNK_BYTES // (alive * stride))))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -159,16 +161,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         multiple: int,
         prepare: Callable[[Tensor, int], Any] | None,
         gradients: HeadGradients,
+        alive: int,
     ) -> tuple[Tensor, Tensor]:
         h, columns = hidden.to(dtype), len(weight)
         stride = padded_rows(columns, multiple)
         w = pad(weight.to(dtype), stride) if prepare is None else prepare(weight, stride)
         b = None if bias is None else pad(bias.to(dtype), stride)
-        rows = chunk_rows(stride)
+        rows = chunk_rows(stride, alive)
         total = torch.zeros((), device=h.device)
         plain = torch.zeros((), device=h.device)
-        # nothing saved for the backward pass is ever written in place: inside a compiled autograd function torch 2.11
-        # loses such writes, and every gradient is zero (src/glassformer/bench/gpu/cuda_check.py compares them)
+        # inside a compiled autograd function, nothing saved for the backward pass is written in place: torch 2.11 loses
+        # such writes, and every gradient is zero (src/glassformer/bench/gpu/cuda_check.py compares them)
+        in_place = not torch.compiler.is_compiling()
         d_hidden: list[Tensor] = []
         d_weight: Tensor | float = 0.0
         d_bias: Tensor | float = 0.0
@@ -178,7 +182,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total = total + chunk_total
             plain = plain + chunk_plain
             d_hidden.append(d_part)
-            d_weight = d_weight + d_chunk.float()
+            if in_place:  # the gradient of a large vocabulary has gigabytes: no copies of it
+                d_weight = d_weight.add_(d_chunk) if isinstance(d_weight, Tensor) else d_chunk.float()
+            else:
+                d_weight = d_weight + d_chunk.float()
             if d_chunk_bias is not None:
                 d_bias = d_bias + d_chunk_bias
         ctx.save_for_backward(torch.cat(d_hidden), d_weight, d_bias if b is not None else None)
@@ -195,7 +202,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight = (d_weight[: ctx.columns] * scale).to(w_dtype) if ctx.needs_input_grad[1] else None
         wants_bias = d_bias is not None and ctx.needs_input_grad[2]
         bias = (d_bias[: ctx.columns] * scale).to(b_dtype) if wants_bias else None
-        return hidden, weight, bias, None, None, None, None, None, None
+        return hidden, weight, bias, None, None, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -220,14 +227,18 @@ def linear_cross_entropy(
     if float8:
         assert bias is None
         dtype = torch.bfloat16
-    kernel = accelerate.head_kernel(hidden.device, dtype, float8) if gradients is None else (None, gradients)
-    prepare, gradients = (None, head_gradients) if kernel is None else kernel
-    if kernel is None and not weight.requires_grad and (bias is None or not bias.requires_grad):
-        gradients = frozen_head_gradients
+    kernel = accelerate.head_kernel(hidden.device, dtype, float8) if gradients is None else None
+    is_plain = kernel is None and not (device == "cpu" and dtype is torch.float32 and gradients is None)
+    if kernel is None and gradients is None:
+        is_frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
+        gradients = frozen_head_gradients if is_frozen else head_gradients
+    prepare, gradients = (None, gradients) if kernel is None else kernel
     multiple = 16 if float8 else 8 if dtype is torch.bfloat16 else 1
+    alive = PLAIN_LOGIT if is_plain and not torch.compiler.is_compiling() else 4
     with torch.autocast(device, enabled=False):
         out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
-            hidden, weight, bias, targets, (ignored, label_smoothing, z_loss), dtype, multiple, prepare, gradients
+            *(hidden, weight, bias, targets, (ignored, label_smoothing, z_loss)),
+            *(dtype, multiple, prepare, gradients, alive),
         )
     return out
 

@@ -15,14 +15,14 @@ import torch
 from glassformer.model import DecoderLM, Model, Seq2Seq, build
 from glassformer.model.device import Choice, choose_for_training
 from glassformer.sizing import BYTES, Dtype, Optimizer, Sheet, StepOptions, size
-from glassformer.training.chunked_loss import CHUNK_BYTES
+from glassformer.sizing.step import CHUNK_BYTES, CHUNKED_FROM, KERNEL_LOGIT, PLAIN_LOGIT
 from glassformer.training.data import corpus
 from glassformer.training.data.reading import stream
 from glassformer.training.data.source import read_manifest
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import ByteTokenizer, train_tokenizer
 from glassformer.training.data.tokenizer import load as load_tokenizer
-from glassformer.training.objective import CHUNKED_FROM, has_plain_head
+from glassformer.training.objective import has_plain_head
 from glassformer.training.run import Run
 from glassformer.training.session import fit_vocabulary
 from glassformer.training.tuning.freeze import freeze
@@ -30,9 +30,8 @@ from glassformer.training.tuning.lora import target_layers
 
 SHAKESPEARE_CHARACTERS = 65
 """The alphabet of tiny Shakespeare, a file whose hash is known: sizing need not download it."""
-CHUNK_COPIES = {"cuda": {4: 8.0, 2: 4.0}, "cpu": {4: 8.0, 2: 19.0}}
-"""Bytes alive for each logit while a chunk of the loss is computed, by width of the logits: logits and their
-gradient; of bfloat16 logits on a CPU also float32 ones, probabilities, a mask, one-hot targets and the difference."""
+CHUNK_COPIES = {"cuda": {4: 8.0, 2: float(KERNEL_LOGIT)}, "cpu": {4: 8.0, 2: float(PLAIN_LOGIT)}}
+"""Bytes alive for each logit while a chunk of the loss is computed, by width of the logits."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def forecast(run: Run) -> Forecast:
         average=run.optim.ema is not None,
         accumulate=run.loop.accumulate,
         fused=True,
-        head_bytes=CHUNK_BYTES if chunked else None,
+        head_bytes=(CHUNK_BYTES * 4 // PLAIN_LOGIT if half and not cuda else CHUNK_BYTES) if chunked else None,
         chunk_copies=CHUNK_COPIES["cuda" if cuda else "cpu"][2 if half else 4],
         smoothing=run.loss.label_smoothing > 0,
         z_loss=run.loss.z_loss > 0,

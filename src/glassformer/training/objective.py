@@ -14,12 +14,10 @@ from torch import Tensor
 from glassformer.config import ModelConfig
 from glassformer.model import NO_TAP, DecoderLM, Model, Seq2Seq, Tap, masks
 from glassformer.model.moe import balance_loss
+from glassformer.sizing.step import CHUNKED_FROM
 from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
 from glassformer.training.run import Loss, Run
-
-CHUNKED_FROM = 4096
-"""Vocabulary from which on the head and loss are computed in chunks."""
 
 
 @dataclass(frozen=True)

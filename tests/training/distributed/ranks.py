@@ -146,11 +146,13 @@ def assert_same(found: dict[int, float], expected: dict[int, float], first: int 
 KINDS = ("ddp", "fsdp")
 
 
-def compare(folder: Path, ranks: int, settings: dict[str, tuple[str, ...]]) -> dict[str, dict[int, float]]:
-    """Each setting, by DDP, by FSDP, and by one process, whose curves are returned."""
+def compare(
+    folder: Path, ranks: int, settings: dict[str, tuple[str, ...]], more: tuple[dict, ...] = ()
+) -> dict[str, dict[int, float]]:
+    """Each setting, by DDP, by FSDP, and by one process, whose curves are returned. `more` jobs are done as well."""
     corpus(folder)
     jobs = [job(folder, f"{n}-{k}", *c, f"machine.parallel={k}") for n, c in settings.items() for k in KINDS]
-    together(folder, ranks, jobs)
+    assert together(folder, ranks, [*jobs, *more]) == [""] * (len(jobs) + len(more))
     expected = {name: alone(folder, name, *changes) for name, changes in settings.items()}
     for name in settings:
         for kind in KINDS:

@@ -63,7 +63,7 @@ LAYOUTS = {
 AT_ONCE = 12
 """Runs in one launch."""
 SHORT = {"tensor 2": ("gpt2", "llama"), "context 2": ("llama", "windows")}
-"""What the default suite runs."""
+"""A short version. The default suite has two of its runs in test_sharding.py."""
 
 
 def batched(jobs: list[dict], size: int) -> list[list[dict]]:
@@ -92,6 +92,7 @@ def compare(folder: Path, ranks: int, models: dict[str, tuple[str, ...]]) -> dic
     return out
 
 
+@pytest.mark.slow
 def test_two_ranks_that_divide_blocks_or_sequences_compute_what_one_process_does(tmp_path):
     for name, (losses, gradients) in compare(tmp_path, 2, SHORT).items():
         assert losses <= LOSSES, name

@@ -9,9 +9,12 @@ import glassformer as gf
 from glassformer.config import ConfigError
 from glassformer.config.placement import cut_dimension
 from glassformer.training import read_run, resume_session, train
+from glassformer.training.blocks import recompute_blocks
 from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.distributed.group import check
 from glassformer.training.distributed.tensor import Division
+from glassformer.training.objective import Batch, summed_loss
+from glassformer.training.run import Loss
 from tests.training.distributed.ranks import alone, assert_same, curve, job, together
 from tests.training.distributed.test_layouts import MODELS
 from tests.training.distributed.threads import Threads, on_ranks
@@ -69,6 +72,108 @@ def test_blocks_draw_other_numbers_on_each_rank_and_the_rest_the_same():
     assert len(set(inside)) == 4
     assert torch.equal(*dropped)
     assert torch.equal(*outside)
+
+
+SIZES = {"n_layers": 2, "d_model": 16, "n_heads": 4, "max_len": 12, "vocab_size": 29}
+DIVIDED = {
+    "gpt2": lambda: gf.presets.gpt2(**SIZES, dropout=0.0),
+    "llama": lambda: gf.presets.llama_tiny(**SIZES, n_kv_heads=2, d_ff=24, head__tied=False),
+    "experts": lambda: gf.presets.moe_tiny(**SIZES, n_kv_heads=2),
+    "windows": lambda: gf.presets.llama_tiny(
+        **SIZES, n_kv_heads=2, d_ff=24, attention__window=3, attention__sinks=True
+    ),
+}
+
+
+def part_of(model: gf.DecoderLM, ranks: Ranks) -> tuple[gf.DecoderLM, Division]:
+    """Return what a rank has of a model, with its weights."""
+    part, one = copy.deepcopy(model), Division(ranks, model.config.vocab_size)
+    one.divide(part)
+    with torch.no_grad():
+        for name, parameter in part.named_parameters():
+            whole = model.get_parameter(name)
+            parameter.copy_(whole[one.part(name, whole.shape) or ...])
+    return part, one
+
+
+@pytest.mark.parametrize("recompute", ["no", "full"])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided_blocks_have_the_losses_and_gradients_of_one_process(name, recompute):
+    model = gf.build(DIVIDED[name](), seed=0).double().train()
+    ids = torch.randint(0, 29, (3, 12), generator=torch.Generator().manual_seed(0))
+    given, loss = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()), Loss(label_smoothing=0.1, z_loss=1e-3)
+    own = copy.deepcopy(model)
+    expected = summed_loss(own, given, loss, True)
+    expected[0].backward()
+
+    def divided(ranks: Threads) -> None:
+        part, one = part_of(model, ranks)
+        recompute_blocks(part, recompute)
+        found = summed_loss(part, given, loss, True)
+        found[0].backward()
+        gradients = [(n, p.grad) for n, p in part.named_parameters() if p.grad is not None]
+        one.sum_gradients(gradients)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-6, atol=0.0, check_dtype=False)
+        assert len(gradients) == len([p for p in own.parameters() if p.grad is not None])
+        for name, gradient in gradients:
+            whole = own.get_parameter(name).grad
+            torch.testing.assert_close(gradient, whole[one.part(name, whole.shape) or ...], rtol=1e-4, atol=1e-6)
+
+    on_ranks(2, divided)
+
+
+def test_dropout_has_the_distribution_of_one_process():
+    """Mean and covariance of what all positions compute, over many sequences of one token.
+
+    Positions and heads of two ranks must be as independent as those of one: if ranks drew the same numbers, the
+    covariance of their positions would be that of a position with itself.
+    """
+    sizes = {"n_layers": 2, "d_model": 8, "n_heads": 2, "max_len": 6, "vocab_size": 11}
+    model = gf.build(gf.presets.gpt2(**sizes, dropout=0.4), seed=1).train()
+    with torch.no_grad():
+        model.decoder.position.weight.zero_()
+        for parameter in model.decoder.blocks.parameters():
+            parameter.mul_(8.0)  # branches that matter, compared with the embedding
+    ids = torch.full((6000, 6), 3)
+
+    def states(one: gf.DecoderLM) -> torch.Tensor:
+        with torch.no_grad():
+            return one.encode(ids).flatten(1)
+
+    torch.manual_seed(5)
+    expected = states(model)
+    found, same = on_ranks(2, lambda ranks: states(part_of(model, ranks)[0]), seed=6)
+    assert torch.equal(found, same)  # all ranks have all positions again
+    spread = expected.std(0)
+    assert (spread > 0.05).all()
+    assert ((found.mean(0) - expected.mean(0)) / spread).abs().max() < 5 * (2 / len(ids)) ** 0.5
+    ours, theirs = (torch.cov((x / spread).T) for x in (found, expected))
+    assert (ours - theirs).abs().max() < 6 * (2 * 2 / len(ids)) ** 0.5
+
+
+@pytest.mark.slow
+def test_ranks_that_divide_blocks_learn_with_dropout_as_one_process_does(tmp_path):
+    """Pairs of runs that differ in what dropout draws: the mean difference of losses is not larger than chance."""
+    corpus(tmp_path)
+    seeds = range(8)
+    common = ("model.dropout=0.3", "model.n_heads=4", "model.d_model=32", "optim.lr=1e-3")
+    layout = ("machine.parallel=fsdp", "machine.tensor=2")
+    jobs = [job(tmp_path, f"{seed}-t", *common, *layout, f"seed={seed}") for seed in seeds]
+    assert together(tmp_path, 2, jobs) == [""] * len(jobs)
+    for steps in (range(1, 21), (-20,)):  # in training, and validation after it
+        differences = torch.tensor([
+            sum(curve(tmp_path / f"{seed}-t")[step] - one[step] for step in steps) / len(steps)
+            for seed, one in ((seed, curves(tmp_path, seed, common)) for seed in seeds)
+        ])  # fmt: skip
+        assert differences.abs().max() > 1e-5  # other numbers were drawn
+        assert differences.mean().abs() < 3.5 * differences.std() / len(seeds) ** 0.5
+
+
+def curves(folder, seed: int, changes: tuple[str, ...]) -> dict[int, float]:
+    """Return the losses of one process, which trains once for each seed."""
+    done = (folder / f"{seed}" / "log.jsonl").exists()
+    return curve(folder / f"{seed}") if done else alone(folder, f"{seed}", *changes, f"seed={seed}")
 
 
 @pytest.mark.parametrize("size", [2, 4])

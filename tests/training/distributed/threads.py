@@ -1,5 +1,6 @@
 """Ranks that are threads of this process, for tests of exchanges that need no launch."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,23 @@ class Meeting:
         return found
 
 
+class Turns(Meeting):
+    """Threads that run one at a time, each with random numbers of its own, as processes have."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.turn = threading.Lock()
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        numbers = torch.get_rng_state()
+        self.turn.release()
+        try:
+            return super().exchange(rank, x)
+        finally:
+            self.turn.acquire()
+            torch.set_rng_state(numbers)
+
+
 class Threads(Ranks):
     """A rank whose `group` is a Meeting."""
 
@@ -47,15 +65,21 @@ class Threads(Ranks):
         return torch.stack(self.group.exchange(self.rank, x)).sum(0)[self.rank]
 
 
-def on_ranks(size: int, work: Callable[[Threads], T]) -> list[T]:
-    """Return what `work` returns on each of `size` ranks; raise the error of the first that has one."""
-    meeting = Meeting(size)
+def on_ranks(size: int, work: Callable[[Threads], T], seed: int | None = None) -> list[T]:
+    """Return what `work` returns on each of `size` ranks; raise the error of the first that has one.
+
+    With a `seed` they take turns, and all begin with the same random numbers.
+    """
+    meeting = Meeting(size) if seed is None else Turns(size)
     found: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            found[rank] = work(Threads(meeting, rank, size))
+            with meeting.turn if isinstance(meeting, Turns) else contextlib.nullcontext():
+                if seed is not None:
+                    torch.manual_seed(seed)
+                found[rank] = work(Threads(meeting, rank, size))
         except BaseException as error:
             errors.append(error)
             meeting.barrier.abort()

@@ -11,10 +11,11 @@ steps of the same round. What is predicted is never used to measure a throughput
                       alone, the copies of `plan` and the latency of messages is torch's Python between the layers, and
                       waiting for the other rank in each layer
 
-Predicted are steps of data-parallel and of fully sharded ranks: `train_step`, as in `glass train`, on random tokens.
-Rounds in which other programs used more than `FOREIGN` of the two cores are counted and left out.
+Predicted are steps of data-parallel and of fully sharded ranks, and of ranks that divide blocks (tensor) or sequences
+(context): `train_step`, as in `glass train`, on random tokens. The last two have the gaps of sharded ranks. Rounds in
+which other programs used more than `FOREIGN` of the two cores are counted and left out.
 
-Not checked: tensor parallelism. For one GPU: `glassformer.bench.gpu.plan_gpu`.
+For one GPU: `glassformer.bench.gpu.plan_gpu`.
 """
 
 import argparse
@@ -33,10 +34,11 @@ from glassformer.config import ModelConfig, presets
 from glassformer.sizing.devices import Device
 from glassformer.sizing.parameters import count, parameters
 from glassformer.sizing.plan import BUCKET, STEP, copies, plan, work
+from glassformer.sizing.strategy import parse_strategy
 
 RANKS = 2
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
-WAYS = {"ddp": "data", "fsdp": "sharded"}
+WAYS = {"ddp": "data", "fsdp": "sharded", "tensor": "tensor 2", "context": "context 2"}
 CONTEXT, VOCAB = 256, 1024
 FOREIGN = 0.05
 STEPS, MESSAGES = 3, 5
@@ -91,7 +93,7 @@ def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
     spared = STEP * held * ring / memory
     begun = 3 * (case.layers + 1) * latency
     gaps = max(0.0, seconds["silent"] - seconds["alone"] - copied - begun + spared)
-    return {"ddp": device, "fsdp": replace(device, gaps=gaps)}
+    return {"ddp": device, **dict.fromkeys(("fsdp", "tensor", "context"), replace(device, gaps=gaps))}
 
 
 class Silent:
@@ -150,21 +152,27 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Run
 
-    def run(kind: Any, batch: int) -> Run:
+    def run(batch: int, **shared: Any) -> Run:
         # the plain model everywhere, because sharded ranks cannot use the compiled kernels
-        machine = Machine(device="cpu", precision="float32", compile="no", parallel=kind)
+        machine = Machine(device="cpu", precision="float32", compile="no", **shared)
         return Run(model=case.config, loop=Loop(steps=10_000, batch=batch), machine=machine)
 
-    states = {"alone": prepare_state(run("ddp", case.each), ALONE)}
-    ranked = {"silent": "fsdp", **{kind: kind for kind in WAYS}}
-    states |= {name: prepare_state(run(kind, RANKS * case.each)) for name, kind in ranked.items()}
+    ranked = {"silent": "sharded", **WAYS}
+    shared = {name: parse_strategy(text) for name, text in ranked.items()}
+    sequences = {name: case.each * RANKS // how.context for name, how in shared.items()}
+    states = {"alone": prepare_state(run(case.each), ALONE)}
+    states |= {name: prepare_state(run(sequences[name], **how.settings)) for name, how in shared.items()}
     for module in states["silent"].group.root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
             module.set_custom_all_gather(Silent())  # type: ignore[arg-type]
             module.set_custom_reduce_scatter(Silent())  # type: ignore[arg-type]
-    ids = torch.randint(VOCAB, (case.each, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
-    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-    return {name: lambda state=state: train_step(state, batch) for name, state in states.items()}  # type: ignore[misc]
+    steps: dict[str, Callable[[], Any]] = {}
+    for name, state in states.items():
+        each = sequences.get(name, case.each) // state.group.data_world
+        ids = torch.randint(VOCAB, (each, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+        batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+        steps[name] = lambda state=state, batch=batch: train_step(state, batch)  # type: ignore[misc]
+    return steps
 
 
 def messages_of(case: Case) -> dict[str, Callable[[], Any]]:
@@ -220,7 +228,8 @@ def measure(case: Case, name: str, rounds: int) -> list[dict[str, Any]]:
     for ranks in in_process(module, *options, launcher=TORCHRUN):
         seconds = {key: max(r[key] for r in ranks) for key in ranks[0]}
         devices = devices_of(case, seconds)
-        plans = {kind: plan(case.config, RANKS, devices[kind], how, case.each, CONTEXT) for kind, how in WAYS.items()}
+        common = {"batch": case.each, "context": CONTEXT, "weight_bytes": 4, "width": 4}
+        plans = {kind: plan(case.config, RANKS, devices[kind], how, **common) for kind, how in WAYS.items()}
         found.append({
             "foreign": foreign(ranks), "measured": seconds, "predicted": {kind: p.step for kind, p in plans.items()},
             "communication": {kind: p.communication for kind, p in plans.items()},
@@ -243,7 +252,7 @@ def show(name: str, found: list[dict[str, Any]]) -> None:
     for kind in WAYS:
         predicted, sending = (statistics.median(r[key][kind] for r in quiet) for key in ("predicted", "communication"))
         errors = [r["predicted"][kind] / r["measured"][kind] - 1 for r in quiet]
-        print(f"  {kind:5} predicted {predicted:.3f} s ({sending:.3f} communication), measured {middle[kind]:.3f} s: "
+        print(f"  {kind:7} predicted {predicted:.3f} s ({sending:.3f} communication), measured {middle[kind]:.3f} s: "
               f"{statistics.median(errors):+.1%} (rounds {min(errors):+.1%} to {max(errors):+.1%})")  # fmt: skip
 
 

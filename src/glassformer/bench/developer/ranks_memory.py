@@ -4,10 +4,9 @@
 
 The step of rank 0 runs with tensors that have shapes and no data (FakeTensorMode), and with collectives that transfer
 nothing. What is alive at its peak is counted by kind (torch's MemTracker): parameters, gradients, optimizer state,
-activations, temporary tensors. The count of `glass size plan` is compared with the peak of a step without head and
-loss, because it counts no logits.
+activations, temporary tensors. It is compared with what `glass size plan` predicts.
 
-`--gloo` measures the small case with four real ranks of torchrun as well, in the same way.
+`--gloo` measures the small model and that of 302M parameters with real ranks of torchrun as well, in the same way.
 """
 
 import argparse
@@ -23,7 +22,8 @@ import torch
 from glassformer.bench.commands import in_process, parser
 from glassformer.config import ModelConfig, presets
 from glassformer.model import DecoderLM, build, cache, context
-from glassformer.sizing.plan import device_bytes
+from glassformer.sizing.rank_memory import rank_bytes
+from glassformer.sizing.strategy import Strategy
 from glassformer.training.blocks import recompute_blocks
 from glassformer.training.distributed.sharding import Sharded
 from glassformer.training.objective import Batch, summed_loss
@@ -45,14 +45,12 @@ class Case:
     length: int
     machine: dict[str, Any] = field(default_factory=dict)
 
-    def planned(self) -> float | None:
-        """Return the bytes that `glass size plan` counts for this; None for context parallelism, which it does not."""
-        if "context" in self.machine:
-            return None
-        degree, recompute = self.machine.get("tensor", 1), "recompute" in self.machine
-        strategy = f"tensor {degree}" if degree > 1 else "sharded"
+    def planned(self) -> float:
+        """Return the peak of bytes that `glass size plan` predicts for this, with the loss of plain torch."""
+        degrees = {name: self.machine.get(name, 1) for name in ("replicate", "tensor", "context")}
         width = 2 if "gather" in self.machine else 4
-        return device_bytes(self.config, self.ranks, strategy, self.batch, self.length, recompute, width)
+        how, recompute = Strategy(**degrees), "recompute" in self.machine
+        return rank_bytes(self.config, self.ranks, how, self.batch, self.length, recompute, width, plain_loss=True)
 
 
 def cases() -> dict[str, list[Case]]:
@@ -60,25 +58,25 @@ def cases() -> dict[str, list[Case]]:
     small = presets.llama_tiny(n_layers=4, d_model=256, n_heads=8, n_kv_heads=4, d_ff=768, vocab_size=1000, max_len=256)
     of_302m = presets.gpt2_medium(vocab_size=1024, max_len=256, dropout=0.0)
     of_8b, of_70b = presets.llama3_8b(), presets.llama2_70b()
-    full = {"recompute": "full"}
-    narrow = {"gather": "bfloat16"}
+    full, narrow = {"recompute": "full"}, {"gather": "bfloat16"}
+    ways: list[dict[str, Any]] = [{"replicate": 2}, {"tensor": 2}, {"context": 2}, {"tensor": 2, "context": 2}]
+    of_small = [{}, narrow, full, *({**way, **narrow} for way in ways)]
+    of_medium = [narrow, {**full, **narrow}, *({**way, **narrow} for way in ways)]
     return {
-        "small": [
-            Case("small", small, 4, 4, 256),
-            Case("small", small, 4, 4, 256, narrow),
-            Case("small", small, 4, 4, 256, full),
-            Case("small", small, 4, 4, 256, {"tensor": 2, **narrow}),
-            Case("small", small, 4, 4, 256, {"context": 2, **narrow}),
+        "small": [Case("small", small, 4, 4, 256, machine) for machine in of_small],
+        "302M": [
+            Case("302M", of_302m, 2, 1, 256, narrow),
+            *(Case("302M", of_302m, 4, 1, 256, machine) for machine in of_medium),
         ],
-        "302M": [Case("302M", of_302m, n, 1, 256, narrow) for n in (2, 4)],
         "8B": [
             Case("8B", of_8b, 8, 1, 8192, {**full, **narrow}),
-            Case("8B", of_8b, 8, 1, 8192, {"tensor": 8, **narrow}),
+            Case("8B", of_8b, 8, 8, 8192, {"tensor": 8, **full, **narrow}),
             Case("8B", of_8b, 64, 1, 131072, {"context": 8, **full, **narrow}),
         ],
         "70B": [
             Case("70B", of_70b, 64, 1, 4096, {**full, **narrow}),
             Case("70B", of_70b, 64, 8, 4096, {"tensor": 8, **full, **narrow}),
+            Case("70B", of_70b, 64, 4, 4096, {"tensor": 4, "context": 4, **full, **narrow}),
         ],
     }
 
@@ -127,15 +125,15 @@ def without_values() -> Iterator[None]:
         yield
 
 
-def peak_of_step(case: Case, with_loss: bool, is_fake: bool) -> dict[str, float]:
-    """Return the bytes alive at the peak of the second step, by kind. Without the loss, hidden states are summed."""
+def peak_of_step(case: Case, is_fake: bool) -> dict[str, float]:
+    """Return the bytes alive at the peak of the second step, by kind."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     machine = Machine(device="cpu", parallel="fsdp", precision="bfloat16", **case.machine)
     model = DecoderLM(case.config).train() if is_fake else build(case.config, device="cpu").train()  # type: ignore[arg-type]
     group = Tracked(machine)
     recompute_blocks(model, machine.recompute)
-    loss = group.wrap(model, summed_loss if with_loss else summed_states)
+    loss = group.wrap(model, summed_loss)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     ids = torch.zeros(case.batch, case.length, dtype=torch.long)
     tracker = MemTracker()
@@ -155,42 +153,33 @@ def peak_of_step(case: Case, with_loss: bool, is_fake: bool) -> dict[str, float]
     return {str(getattr(kind, "value", kind)): float(size) for kind, size in kinds.items()}
 
 
-def summed_states(model: Any, batch: Batch, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `summed_loss` does, with the sum of the hidden states in place of head and loss."""
-    hidden = model.encode(batch.inputs, positions=batch.positions).float().square().sum()
-    return hidden, hidden
+def measure(case: Case, is_fake: bool) -> dict[str, float]:
+    """Return the bytes alive at the peak of a step, by kind."""
+    with fake_ranks(case.ranks) if is_fake else nullcontext():
+        return peak_of_step(case, is_fake)
 
 
-def measure(case: Case, is_fake: bool) -> dict[str, dict[str, float]]:
-    """Return the peaks of a step with and without the loss."""
-    out = {}
-    for name, with_loss in (("whole", True), ("without loss", False)):
-        with fake_ranks(case.ranks) if is_fake else nullcontext():
-            out[name] = peak_of_step(case, with_loss, is_fake)
-    return out
-
-
-def show(case: Case, kind: str, found: dict[str, dict[str, float]]) -> None:
-    parts = ", ".join(f"{name} {size / GIB:.3f}" for name, size in sorted(found["whole"].items()) if size)
+def show(case: Case, kind: str, found: dict[str, float]) -> None:
+    parts = ", ".join(f"{name} {size / GIB:.3f}" for name, size in sorted(found.items()) if size and name != "Total")
     layout = " ".join(f"{name}={value}" for name, value in case.machine.items()) or "shard"
-    without, plan = found["without loss"]["Total"], case.planned()
-    compared = "" if plan is None else f", planned {plan / GIB:.3f} ({plan / without - 1:+.1%})"
+    peak, planned = found["Total"], case.planned()
     print(
-        f"{case.name:<6}{kind:<5} {case.ranks:>4} ranks  {layout:<28} {case.batch} x {case.length:<7} "
-        f"peak {found['whole']['Total'] / GIB:8.3f} GiB, without loss {without / GIB:8.3f}{compared}  ({parts})",
+        f"{case.name:<6}{kind:<5} {case.ranks:>4} ranks  {layout:<44} {case.batch} x {case.length:<7} "
+        f"peak {peak / GIB:8.3f} GiB, planned {planned / GIB:8.3f} ({planned / peak - 1:+.1%})  ({parts})",
         flush=True,
     )
 
 
-def rank(number: int) -> None:
-    """Measure a small case on real ranks; rank 0 prints a line."""
+def rank(name: str) -> None:
+    """Measure a case on real ranks; rank 0 prints a line. `name` is that of the model and the number of the case."""
     import torch.distributed as dist
 
     from glassformer.training.distributed.group import leave
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    found = measure(cases()["small"][number], is_fake=False)
+    model, _, number = name.partition(" ")
+    found = measure(cases()[model][int(number)], is_fake=False)
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()
@@ -200,18 +189,18 @@ def rank(number: int) -> None:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--cases", nargs="*", choices=cases(), default=list(cases()), help="Default: all cases.")
-    options.add_argument("--gloo", action="store_true", help="Also measure the small case on four real ranks.")
-    options.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--gloo", action="store_true", help="Also measure small and 302M on real ranks.")
+    options.add_argument("--rank", metavar="CASE", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.rank is not None:
         return rank(given.rank)
     for name in given.cases:
         for number, case in enumerate(cases()[name]):
             show(case, "fake", measure(case, is_fake=True))
-            if given.gloo and name == "small":
+            if given.gloo and name in ("small", "302M"):
                 module = "glassformer.bench.developer.ranks_memory"
                 launcher = (*TORCHRUN, str(case.ranks))
-                show(case, "gloo", in_process(module, "--rank", str(number), launcher=launcher)[0])
+                show(case, "gloo", in_process(module, "--rank", f"{name} {number}", launcher=launcher)[0])
 
 
 if __name__ == "__main__":

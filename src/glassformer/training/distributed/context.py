@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from glassformer.config import ConfigError, Seq2SeqConfig
+from glassformer.config import ConfigError
+from glassformer.config.placement import sequence_not_supported
 from glassformer.model import Model, masks
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block, Stack
@@ -44,14 +45,11 @@ def check_context(run: Run) -> None:
             f"loop.context={run.context} is not a multiple of 2 x machine.context={size}: each rank takes two chunks. "
             f"Use {near} or {near + unit}."
         )
-    found = {
-        "an encoder and a decoder": isinstance(run.model, Seq2SeqConfig),
-        "biases on the scores (ALiBi, T5)": run.model.biases_scores,
-        "rotary frequencies that depend on the length (LongRoPE)": run.model.changes_frequencies_at is not None,
-        "adapters ([lora])": run.lora is not None,
-        "chat.loss='dpo'": run.chat is not None and run.chat.loss == "dpo",
-    }
-    problem = next((name for name, there in found.items() if there), None)
+    problem = sequence_not_supported(run.model)
+    if run.lora is not None:
+        problem = "adapters ([lora])"
+    if run.chat is not None and run.chat.loss == "dpo":
+        problem = "chat.loss='dpo'"
     if problem is not None:
         raise ConfigError(f"machine.context={size} does not support {problem}: use machine.context=1.")
 

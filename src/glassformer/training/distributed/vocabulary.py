@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from glassformer.model import Model
 from glassformer.model.layers import Head
+from glassformer.sizing.step import PLAIN_LOGIT
 from glassformer.training.chunked_loss import chunk_rows, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.distributed.exchange import Ranks
@@ -126,7 +127,7 @@ class Vocabulary:
 
     def plain_loss(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         """Return the summed cross-entropy, chunk by chunk, without gradients."""
-        total, rows = torch.zeros((), device=hidden.device), chunk_rows(len(weight))
+        total, rows = torch.zeros((), device=hidden.device), chunk_rows(len(weight), PLAIN_LOGIT)
         for part, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
             lse, picked, *_ = self.statistics(F.linear(part, weight, bias).float(), wanted, IGNORED)
             total = total + torch.where(wanted != IGNORED, lse - picked, 0.0).sum()
