@@ -1,5 +1,7 @@
 """What all verbs share: usage errors, being a module, a reader who goes away."""
 
+import contextlib
+import gc
 import os
 import re
 import shlex
@@ -14,7 +16,15 @@ import pytest
 import glassformer as gf
 from glassformer import cli
 from glassformer.cli import main
-from glassformer.cli.common import InputError, check_writable, fitted, free_name, token_ids, wrapped
+from glassformer.cli.common import (
+    InputError,
+    check_writable,
+    fitted,
+    free_name,
+    postponed_collection,
+    token_ids,
+    wrapped,
+)
 from tests.cli.asking import run
 
 
@@ -394,3 +404,18 @@ def test_without_a_terminal_lines_stay_and_trailing_blanks_go():
 
 def test_a_word_wider_than_the_terminal_is_broken():
     assert max(map(len, wrapped("a" * 100, 40).splitlines())) == 40
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_postponed_and_set_back(enabled):
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with contextlib.suppress(KeyError), postponed_collection():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is enabled
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        (gc.enable if was else gc.disable)()

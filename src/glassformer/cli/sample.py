@@ -24,6 +24,7 @@ from glassformer.cli.common import (
     TopP,
     fitted,
     option,
+    postponed_collection,
     set_threads,
 )
 from glassformer.config import choices
@@ -115,14 +116,15 @@ def sample(
     text = _read_prompt(prompt, prompt_file)
     _check_search(beams, length_penalty, draft, draft_tokens)
     _check_samples(num_samples, seed, beams, temperature)
-    from glassformer.generation.text import Continuation
-    from glassformer.weights import load_tokenizer
+    with postponed_collection():
+        from glassformer.generation.text import Continuation
+        from glassformer.weights import load_tokenizer
 
-    sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
-    _set_threads(threads)
-    source = model or BUNDLED
-    loaded = load_to_sample(source, precision, device, adapter)
-    tokenizer = None if ids else load_tokenizer(source)
+        sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
+        _set_threads(threads)
+        source = model or BUNDLED
+        loaded = load_to_sample(source, precision, device, adapter)
+        tokenizer = None if ids else load_tokenizer(source)
     drafting = None if draft is None else _read_draft(draft, precision, device, source, tokenizer)
     job = Continuation(
         model=loaded, tokenizer=tokenizer, prompt=text, ids=ids, stop=stop, max_new_tokens=max_new_tokens,
