@@ -1,7 +1,5 @@
 """What all verbs share: usage errors, being a module, a reader who goes away."""
 
-import contextlib
-import gc
 import os
 import re
 import shlex
@@ -21,7 +19,6 @@ from glassformer.cli.common import (
     check_writable,
     fitted,
     free_name,
-    postponed_collection,
     token_ids,
     wrapped,
 )
@@ -404,18 +401,3 @@ def test_without_a_terminal_lines_stay_and_trailing_blanks_go():
 
 def test_a_word_wider_than_the_terminal_is_broken():
     assert max(map(len, wrapped("a" * 100, 40).splitlines())) == 40
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_collection_is_postponed_and_set_back(enabled):
-    was = gc.isenabled()
-    (gc.enable if enabled else gc.disable)()
-    try:
-        with contextlib.suppress(KeyError), postponed_collection():
-            assert not gc.isenabled()
-            raise KeyError
-        assert gc.isenabled() is enabled
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
-        (gc.enable if was else gc.disable)()

@@ -1,10 +1,13 @@
 """`glass sample` as a user meets it."""
 
+import contextlib
+import gc
 import io
 
 import pytest
 import torch
 
+from glassformer.cli.sample import postponed_collection
 from tests.cli.asking import has_compiler, run, run_json
 
 
@@ -109,3 +112,18 @@ def test_top_k_of_zero_is_off(capsys, folder):
         run_json(capsys, *asked, "--top-k", k)[1]["new_tokens"] for k in (0, 300, 50)
     )  # fmt: skip
     assert off == all_of_them != default
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_postponed_and_set_back(enabled):
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with contextlib.suppress(KeyError), postponed_collection():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is enabled
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        (gc.enable if was else gc.disable)()

@@ -14,6 +14,7 @@ BROKEN = """<!doctype html><title>t</title><body><article>
 
 
 @needs_browser
+@pytest.mark.slow
 def test_every_kind_of_problem_is_found(tmp_path):
     (tmp_path / "broken.html").write_text(BROKEN)
     (tmp_path / "whole.html").write_text("<!doctype html><title>t</title><article><p>words</p></article>")

@@ -1,12 +1,11 @@
 """What the verbs share: common options, checks of input and output paths, and printing findings."""
 
 import contextlib
-import gc
 import json
 import os
 import tempfile
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,20 +172,3 @@ def set_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def postponed_collection() -> Iterator[None]:
-    """Switch Python's garbage collector off; what was made meanwhile is never looked at again.
-
-    After torch is imported, one pass over all objects takes 0.07 s. Two of them were a tenth of a short command, and
-    modules do not become garbage.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()

@@ -40,6 +40,7 @@ class Optimizer:
         ]
         groups = [g for g in groups if g["params"]]
         device = next(iter(named.values())).device
+        self.on_gpu = device.type == "cuda"
         betas = (optim.beta1, optim.beta2)
         # fused: one kernel over all parameters, on CPU and CUDA alike; capturable: a CUDA graph can hold the step
         kernel = {"fused": device.type in ("cpu", "cuda"), "capturable": device.type == "cuda"}
@@ -80,7 +81,7 @@ class Optimizer:
         `shrink` multiplies the gradient while the optimizers read it, so no extra pass is needed.
         """
         for member, _ in self.members:
-            if isinstance(member, torch.optim.AdamW) and (kernel := accelerate.adamw_kernel(member)):
+            if self.on_gpu and isinstance(member, torch.optim.AdamW) and (kernel := accelerate.adamw_kernel(member)):
                 kernel.step(member, found_inf, shrink)
                 continue
             member.grad_scale = None if shrink is None else 1 / shrink  # type: ignore[attr-defined]

@@ -128,6 +128,7 @@ def test_the_optimizer_of_a_run_uses_it(monkeypatch):
     module = lively(decoder())[0].float()
     ids = torch.arange(4)[None]
     one = Optimizer(module, Optim())
+    one.on_gpu = True
     for member, _ in one.members:
         for group in member.param_groups:
             group["lr"] = torch.tensor(0.1)
