@@ -83,6 +83,16 @@ def test_a_bias_that_is_rounded_by_design_is_not_judged_by_shifts():
     assert any("rounded by design" in f.why for f in found)
 
 
+def test_a_rotation_that_the_longest_position_changes_is_not_judged_by_shifts():
+    """Frequencies for long contexts apply to all tokens of a sequence as soon as one position is far enough."""
+    scaling = gf.config.LongScaling((1.0,) * 4, (4.0,) * 4, original_max_len=32)
+    config = gf.presets.nano(vocab_size=61, n_layers=2, d_model=32, n_heads=4, d_head=8, d_ff=48, max_len=180)
+    model = gf.build(gf.config.replace(config, position=gf.config.Rotary(scaling=scaling)))
+    found = list(findings(warmed(model)))
+    assert failures(found) == []
+    assert any(f.why == relative.LONGEST for f in found)
+
+
 def test_a_rotated_fraction_may_be_declared_for_each_type_of_layer():
     tables = {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {"partial_rotary_factor": 0.25}}
     subject = SimpleNamespace(facts=declared(None, {"rope_parameters": tables, "layer_types": [*tables][::-1]}))

@@ -171,8 +171,29 @@ def _shifts(subject: Subject) -> list[Finding]:
     for offset in sorted({min(SHIFT, limit - length), min(2000, limit - length)}):
         if offset > 0:
             with contextlib.suppress(IndexError, RuntimeError):
+                if _changes_with_the_longest(subject, length, offset):
+                    found.append(Finding.skip(f"rope_relative/shift-{offset}", LONGEST))
+                    continue
                 found.append(judge(subject, f"rope_relative/shift-{offset}", by(offset, length), remedy))
     return found
+
+
+LONGEST = (
+    "the largest position of a sequence changes the rotation of all its tokens (scaling for long contexts), so a shift "
+    "of all positions may move logits"
+)
+
+
+def _changes_with_the_longest(subject: Subject, length: int, offset: int) -> bool:
+    """Whether a causal model's logits move when only the last token, which they do not see, gets a later position."""
+    if subject.kind != "decoder" or length < 2:
+        return False
+    tokens = subject.tokens(2, length, seed=12)
+    near = torch.arange(length, device=tokens.device).expand(2, -1)
+    far = near.clone()
+    far[:, -1] += offset
+    base, moved = (subject.logits(tokens, positions=positions)[:, :-1] for positions in (near, far))
+    return gap(base, moved) > max(SHIFT_BOUND, 40 * offset * 6e-8) * rms(base)
 
 
 def _rotations(subject: Subject, constant: Constant) -> list[tuple[Seen, Rotation, Rotation]]:
