@@ -122,9 +122,8 @@ def rank(case: Case, rounds: int) -> None:
 
     from glassformer.training.distributed.group import leave
 
-    dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    states, messages = training(case), messages_of(case)
+    states, messages = training(case), messages_of(case)  # the first run of ranks connects them
     for number in range(rounds + 1):  # the first is a warm-up
         began, used, held = time.perf_counter(), time.process_time(), busy()
         found = {}
