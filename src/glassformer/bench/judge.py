@@ -1,7 +1,7 @@
 """Judge whether all contenders ran the same model, and whether targets were reached, missed or not measured."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from glassformer.bench.result import ENOUGH_ROUNDS, Group, Row, number
@@ -72,14 +72,18 @@ def compare_states(group: Group, reference: Sequence[Sequence[float]], comparabl
     return findings
 
 
+def _losses(group: Group) -> Iterator[tuple[Row, list[Any], Row]]:
+    """Yield every row that was measured, its losses, and our row."""
+    ours = next((row for row in group.rows if row.ours and row.measured), None)
+    for row in group.rows:
+        if ours is not None and row.measured:
+            yield row, row.ids[0], ours
+
+
 def compare_losses(group: Group) -> list[Finding]:
     """Compare the losses of each step with ours; and ours must fall."""
-    ours = next((row for row in group.rows if row.ours and row.measured), None)
     findings = []
-    for row in group.rows:
-        if ours is None or not row.measured:
-            continue
-        losses = row.ids[0]
+    for row, losses, ours in _losses(group):
         apart = max(abs(a - b) for a, b in zip(losses, ours.ids[0], strict=False))
         row.agrees = f"loss {losses[0]:.3f} to {losses[-1]:.3f}" + ("" if row is ours else f", {apart:.1e} from ours")
         bound, name = LOSS[group.precision], f"{row.name} {group.setting}"
@@ -99,12 +103,8 @@ def compare_last_losses(group: Group) -> list[Finding]:
     The steps of a large model round differently, and their losses differ on the way; they meet where both have learned
     the tokens that are used.
     """
-    ours = next((row for row in group.rows if row.ours and row.measured), None)
     findings = []
-    for row in group.rows:
-        if ours is None or not row.measured:
-            continue
-        losses = row.ids[0]
+    for row, losses, ours in _losses(group):
         first, last = abs(losses[0] - ours.ids[0][0]), abs(losses[-1] - ours.ids[0][-1])
         apart = "" if row is ours else f", {first:.1e} and {last:.1e} from {ours.name}"
         row.agrees = f"loss {losses[0]:.3f} to {losses[-1]:.3f}{apart}"

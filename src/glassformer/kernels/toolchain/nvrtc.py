@@ -2,7 +2,7 @@
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -147,6 +147,26 @@ class Map(ctypes.Structure):
     """CUtensorMap: the description of a matrix for the tensor memory accelerator (Hopper and later)."""
 
     _fields_ = [("word", ctypes.c_uint64 * 16)]
+
+
+def is_plain(t: Tensor) -> bool:
+    """Return whether a kernel can read t by its address: an unsharded, contiguous float32 tensor on a GPU."""
+    unsharded = type(t.data) is Tensor  # a shard is a DTensor
+    return unsharded and t.is_cuda and t.dtype is torch.float32 and t.is_contiguous()
+
+
+def addresses(tensors: Sequence[Tensor], room: int) -> ctypes.Array[ctypes.c_void_p]:
+    """Return the addresses of up to `room` tensors, for a field of an arguments struct."""
+    return (ctypes.c_void_p * room)(*(t.data_ptr() for t in tensors))
+
+
+def address(number: Tensor | None) -> int | None:
+    """Return the address of a float32 number on the device; None for none."""
+    if number is None:
+        return None
+    assert number.dtype is torch.float32
+    assert number.numel() == 1
+    return number.data_ptr()
 
 
 _BFLOAT16, _PLAIN, _SWIZZLED_128, _TO_L2_BY_256 = 9, 0, 3, 3

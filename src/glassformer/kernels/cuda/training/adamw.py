@@ -53,9 +53,7 @@ def supports_call(optimizer: torch.optim.AdamW) -> bool:
 
 
 def _plain(t: Tensor) -> bool:
-    unsharded = type(t.data) is Tensor  # a shard is a DTensor
-    ready = unsharded and t.is_cuda and t.dtype is torch.float32 and t.is_contiguous()
-    return ready and (t.dim() == 0 or t.data_ptr() % ALIGNED == 0)
+    return nvrtc.is_plain(t) and (t.dim() == 0 or t.data_ptr() % ALIGNED == 0)
 
 
 def _state(optimizer: torch.optim.AdamW, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,21 +83,20 @@ def _launch(
     failed: Tensor | None,
     shrink: Tensor | None,
 ) -> None:
-    assert all(t is None or t.dtype is torch.float32 for t in (failed, shrink))
     blocks = [-(-p.numel() // (THREADS * EACH)) for p in parameters]
     beta1, beta2 = group["betas"]
     given = Arguments(
-        parameter=_addresses(parameters),
-        gradient=_addresses([p.grad for p in parameters if p.grad is not None]),
-        mean=_addresses([mean for mean, _, _ in states]),
-        square=_addresses([square for _, square, _ in states]),
-        step=_addresses([count for *_, count in states]),
+        parameter=nvrtc.addresses(parameters, MOST),
+        gradient=nvrtc.addresses([p.grad for p in parameters if p.grad is not None], MOST),
+        mean=nvrtc.addresses([mean for mean, _, _ in states], MOST),
+        square=nvrtc.addresses([square for _, square, _ in states], MOST),
+        step=nvrtc.addresses([count for *_, count in states], MOST),
         numbers=(ctypes.c_int64 * MOST)(*(p.numel() for p in parameters)),
         first=(ctypes.c_int32 * MOST)(*(sum(blocks[:n]) for n in range(len(blocks)))),
         tensors=len(parameters),
-        rate=group["lr"].data_ptr(),
-        scale=None if shrink is None else shrink.data_ptr(),
-        failed=None if failed is None else failed.data_ptr(),
+        rate=nvrtc.address(group["lr"]),
+        scale=nvrtc.address(shrink),
+        failed=nvrtc.address(failed),
         decay=group["weight_decay"],
         taken1=1 - beta1,
         beta2=beta2,
@@ -110,7 +107,3 @@ def _launch(
     )
     text = nvrtc.source(Path(__file__).parent, ("adamw.cu",), {"MOST": MOST})
     nvrtc.kernel(text, "adamw", parameters[0].device.index or 0).launch(given, sum(blocks), THREADS)
-
-
-def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * MOST)(*(t.data_ptr() for t in tensors))

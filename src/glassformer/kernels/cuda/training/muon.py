@@ -27,12 +27,7 @@ def supports_call(matrices: list[Tensor], rate: float | Tensor) -> bool:
     """Return whether the kernels support these: unsharded float32 matrices and a learning rate on a GPU."""
     ready = isinstance(rate, Tensor) and rate.is_cuda and nvrtc.is_available()
     tensors = (t for p in matrices for t in (p, p.grad) if t is not None)
-    return ready and all(_plain(t) for t in tensors)
-
-
-def _plain(t: Tensor) -> bool:
-    unsharded = type(t.data) is Tensor  # a shard is a DTensor
-    return unsharded and t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() and t.numel() % EACH == 0
+    return ready and all(nvrtc.is_plain(t) and t.numel() % EACH == 0 for t in tensors)
 
 
 def look_ahead(
@@ -43,11 +38,11 @@ def look_ahead(
     for first in range(0, len(gradients), MOST):
         some = slice(first, first + MOST)
         given = Arguments(
-            gradient=_addresses(gradients[some]),
-            momentum=_addresses(buffers[some]),
+            gradient=nvrtc.addresses(gradients[some], MOST),
+            momentum=nvrtc.addresses(buffers[some], MOST),
             stack=stack[some].data_ptr(),
-            scale=_address(scale),
-            failed=_address(failed),
+            scale=nvrtc.address(scale),
+            failed=nvrtc.address(failed),
             taken=1 - momentum,
         )
         _launch("look_ahead", given, gradients[some])
@@ -62,10 +57,10 @@ def move(
     for first in range(0, len(matrices), MOST):
         some = slice(first, first + MOST)
         given = Arguments(
-            matrix=_addresses(matrices[some]),
+            matrix=nvrtc.addresses(matrices[some], MOST),
             stack=stack[some].data_ptr(),
-            rate=_address(rate),
-            failed=_address(failed),
+            rate=nvrtc.address(rate),
+            failed=nvrtc.address(failed),
             decay=decay,
             factor=factor,
         )
@@ -77,15 +72,3 @@ def _launch(name: str, given: Arguments, some: list[Tensor]) -> None:
     text = nvrtc.source(Path(__file__).parent, ("muon.cu",), {"MOST": MOST})
     blocks = len(some) * -(-given.numbers // (THREADS * EACH))
     nvrtc.kernel(text, name, some[0].device.index or 0).launch(given, blocks, THREADS)
-
-
-def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * MOST)(*(t.data_ptr() for t in tensors))
-
-
-def _address(number: Tensor | None) -> int | None:
-    if number is None:
-        return None
-    assert number.dtype is torch.float32
-    assert number.numel() == 1
-    return number.data_ptr()
