@@ -1,5 +1,7 @@
-"""A reader who follows a tutorial literally, in an empty folder, gets through it."""
+"""A reader who follows a tutorial literally, in an empty folder, gets through it; the commands of guides run."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,23 @@ from tests.docs.blocks import ROOT, blocks
 from tests.docs.walk import environment, follow, main, saved_as
 
 TUTORIALS = sorted(path.name for path in (ROOT / "docs" / "tutorials").glob("*.md") if path.stem != "index")
+GUIDES = sorted(path.name for path in (ROOT / "docs" / "guides").glob("*.md") if path.stem != "index")
+SHORT = "--set loop.steps=4 --set loop.batch=2 --set loop.context=16 --set loop.eval_batches=1"
+PORT = """
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+
+def original():
+    return AutoModelForCausalLM.from_pretrained("tiny-llama")
+
+
+mine = original
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained("tiny-llama")
+"""
 HERE = environment(Path(sys.executable).parent, ROOT / "src")
 PAGE = """
 Save this as `one.py`. It is short:
@@ -67,4 +86,33 @@ def test_a_tutorial_works_as_it_is_printed(name, tmp_path):
     steps = list(follow(ROOT / "docs" / "tutorials" / name, tmp_path, {**HERE, **places}))
     assert len(steps) >= 3
     for step in steps:
+        assert step.works, f"{name}:{step.line}: {step.command}: {step.output[-1000:]}"
+
+
+def write_what_guides_name(folder):
+    """The files that the guides call the reader's own: texts, a model, a port, and the run of the first tutorial."""
+    readme = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    model = next(block.text for block in readme if block.language == "python")
+    for name in ("file.py", "model.py"):
+        (folder / name).write_text(model)
+    (folder / "port.py").write_text(PORT)
+    first = (ROOT / "docs" / "tutorials" / "train_your_first_model.md").read_text(encoding="utf-8")
+    held_out = next(block.text for block in blocks(first) if saved_as(first, block) == "held_out.txt")
+    (folder / "held_out.txt").write_text(held_out)
+    (folder / "mytext.txt").write_text(held_out * 20)
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": held_out[i:]}) + "\n" for i in range(0, 400, 10)))
+    tiny = SHORT.replace("steps=4", "steps=300").split()
+    for words in (
+        ["python", "port.py"],
+        ["glass", "train", "mytext.txt", "--out", "runs/first", "--set", "model.d_model=32", *tiny],
+    ):
+        subprocess.run(words, cwd=folder, env=HERE, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_commands_of_a_guide_run(name, tmp_path):
+    pytest.importorskip("transformers")
+    write_what_guides_name(tmp_path)
+    for step in follow(ROOT / "docs" / "guides" / name, tmp_path, HERE, SHORT):
         assert step.works, f"{name}:{step.line}: {step.command}: {step.output[-1000:]}"

@@ -57,8 +57,11 @@ def saved_as(text: str, block: Block) -> str | None:
     return found[1] if found else None
 
 
-def follow(page: Path, folder: Path, variables: Mapping[str, str]) -> Iterator[Step]:
-    """Run the blocks of a page in a folder. `variables` is the environment; its PATH has `glass` and `python`."""
+def follow(page: Path, folder: Path, variables: Mapping[str, str], training: str = "") -> Iterator[Step]:
+    """Run the blocks of a page in a folder. `variables` is the environment; its PATH has `glass` and `python`.
+
+    `training` is added to commands that begin a training run, to make it short.
+    """
     text = page.read_text(encoding="utf-8")
     with subprocess.Popen(
         ["python", "-u", "-c", LOOP],
@@ -74,15 +77,18 @@ def follow(page: Path, folder: Path, variables: Mapping[str, str]) -> Iterator[S
             if file is not None:
                 (folder / file).write_text(block.text)
             if block.language == "sh":
-                yield from _shell(block, folder, variables)
+                yield from _shell(block, folder, variables, training)
             elif block.language == "python":
                 yield _python(block, number, folder, python)
 
 
-def _shell(block: Block, folder: Path, variables: Mapping[str, str]) -> Iterator[Step]:
-    for line, number in shell_lines(block):
-        if not line.strip() or NOT_HERE.search(line.partition("#")[0]):
+def _shell(block: Block, folder: Path, variables: Mapping[str, str], training: str) -> Iterator[Step]:
+    for written, number in shell_lines(block):
+        line = written.partition(" # ")[0].strip()
+        if not line or NOT_HERE.search(line):
             continue
+        if line.startswith("glass train") and "--resume" not in line and "--show" not in line:
+            line = f"{line} {training}".strip()
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=folder,
@@ -123,13 +129,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--programs", type=Path, help="Folder with glass and python. Default: this one, this tree.")
     parser.add_argument("--folder", type=Path, help="Folder to work in. Default: a new one for each page.")
+    parser.add_argument("--training", default="", help="Options to add to each training run, to make it short.")
     given = parser.parse_args(words)
     failed = 0
     source = ROOT / "src" if given.programs is None else None
     variables = environment(given.programs or Path(sys.executable).parent, source)
     for page in given.pages:
         with tempfile.TemporaryDirectory() as temporary:
-            for step in follow(page, given.folder or Path(temporary), variables):
+            for step in follow(page, given.folder or Path(temporary), variables, given.training):
                 failed += not step.works
                 print(f"{page}:{step.line}: {step.command}\n{step.output}[{step.code}]", flush=True)
     return int(failed > 0)
