@@ -207,6 +207,7 @@ report("record")
 import glassformer.kernels.decode
 assert glassformer.kernels.decode.DECODE_KERNELS
 report("kernels")
+del sys.modules["rich"]  # which training needs, also there
 import glassformer.training.loop
 report("training")
 import glassformer.bench.__main__, glassformer.bench.run
