@@ -25,7 +25,8 @@ class Place:
 def place_of(model: Any, text: str = "") -> Place | None:
     """Where the class or function of a model is written; else the file that `text` names ("file.py:name")."""
     thing = model if inspect.isfunction(model) or inspect.isclass(model) else type(model)
-    file, line, last = Path(text.rpartition(":")[0]), 1, None
+    file, line = Path(text.rpartition(":")[0]), 1
+    last: int | None = None
     try:
         found = Path(inspect.getsourcefile(thing) or "")
         lines, line = inspect.getsourcelines(thing)
