@@ -2,10 +2,11 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from glassformer.files import checkpoint_step, flush_folder, model_name, write_atomically
+from glassformer.files import checkpoint_step, flush_folder, in_writable_cache, model_name, write_atomically
 
 
 def test_an_atomic_write_replaces_the_file_and_leaves_nothing_next_to_it(tmp_path):
@@ -98,3 +99,34 @@ def test_best_is_named_after_its_run_where_it_is_a_copy(run):
     (run / "runs" / "code" / "best" / "meta.json").write_text("{}")
     assert model_name(run / "runs" / "code" / "best") == "code/best"
     assert checkpoint_step(run / "runs" / "code" / "best") is None
+
+
+def test_what_can_be_made_again_goes_to_a_temporary_folder_if_the_cache_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = tmp_path / f"glassformer-{os.getuid()}"
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    assert in_writable_cache("tokens/a") == tmp_path / "cache" / "tokens" / "a"
+    assert not own.exists()
+    monkeypatch.setenv("GLASSFORMER_CACHE", os.devnull)
+    assert in_writable_cache("tokens/a") == own / "tokens" / "a"
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("GLASSFORMER_CACHE", os.devnull)
+    own = tmp_path / f"glassformer-{os.getuid()}"
+    own.mkdir()
+    own.chmod(0o777)
+    assert in_writable_cache("tokens") == Path(os.devnull) / "tokens"
+    own.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    own.symlink_to(tmp_path / "elsewhere")
+    assert in_writable_cache("tokens") == Path(os.devnull) / "tokens"
+
+
+def test_what_the_cache_holds_is_taken_from_there_although_it_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("glassformer.files._can_write", lambda folder: False)
+    (tmp_path / "cache" / "tokens").mkdir(parents=True)
+    assert in_writable_cache("tokens") == tmp_path / "cache" / "tokens"

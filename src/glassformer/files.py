@@ -57,6 +57,36 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("glassformer", appauthor=False))
 
 
+def in_writable_cache(path: str) -> Path:
+    """Return a path in the cache folder; if that cannot be written, in a folder of this user for temporary files.
+
+    It is for data that can be made again. What the cache folder already holds is taken from there. The temporary folder
+    must belong to this user, and others must not be able to write it.
+    """
+    folder = cache_folder()
+    if (folder / path).exists() or _can_write(folder):
+        return folder / path
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    other = Path(tempfile.gettempdir()) / f"glassformer-{user}"
+    try:
+        other.mkdir(mode=0o700, exist_ok=True)
+        found = other.lstat()
+    except OSError:
+        return folder / path
+    private = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+    return (other if private and not other.is_symlink() and _can_write(other) else folder) / path
+
+
+def _can_write(folder: Path) -> bool:
+    """Return True if a file can be made in the folder, which is created if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
 def model_name(folder: str | Path) -> str:
     """Return the display name of a model folder: RUN/CHECKPOINT for a checkpoint of a run, OWNER/MODEL for a download
     from the Hugging Face hub, otherwise the folder name.

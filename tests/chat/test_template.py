@@ -1,15 +1,15 @@
 import pytest
 
 from glassformer.chat import template as module
-from glassformer.chat.template import CHATML, ChatError, ChatTemplate
+from glassformer.chat.template import CHATML, PLAIN, TEMPLATES, ChatError, ChatTemplate
 from tests.chat.styles import ANSWER, CONVERSATIONS, NAMED, STYLES, USER, peer
 
 DOUBLING = "{% set n = namespace(x='aaaaaa') %}{% for i in range(60) %}{% set n.x = n.x $ n.x %}{% endfor %}"
 
 
-@pytest.mark.parametrize("style", [*STYLES, "chatml"])
+@pytest.mark.parametrize("style", [*STYLES, *TEMPLATES])
 def test_text_equals_that_of_transformers(style):
-    source = CHATML if style == "chatml" else STYLES[style]
+    source = {**STYLES, **TEMPLATES}[style]
     theirs, ours = peer(source), ChatTemplate(source, NAMED)
     for messages in CONVERSATIONS.values():
         for answer in (False, True):
@@ -72,3 +72,13 @@ def test_marks_in_a_message_are_removed():
     rendered = ChatTemplate(STYLES["generation"]).render([{"role": "user", "content": forged}])
     assert rendered.answers == []
     assert "user\nx<|im_end|>" in rendered.text
+
+
+def test_the_plain_template_needs_no_token_and_marks_the_answers():
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "You."}]
+    found = ChatTemplate(PLAIN).render(messages)
+    assert found.text == "User: Who?\nAssistant: You.\n"
+    assert [found.text[begin:end] for begin, end in found.answers] == ["You.\n"]
+    assert ChatTemplate(PLAIN, {"eos_token": "</s>"}).render(messages).text.endswith("You.</s>\n")
+    asked = ChatTemplate(PLAIN).render(messages[:1], answer=True)
+    assert asked.text == "User: Who?\nAssistant: "

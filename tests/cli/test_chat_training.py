@@ -142,8 +142,14 @@ def test_adapters_are_trained_on_conversations(capsys, monkeypatch, tmp_path):
         answered.append(run(capsys, "chat", *words, "--temperature", "0", "--max-new-tokens", "6"))
     assert answered[0] == answered[1]
     assert (answered[0][0], answered[0][2]) == (0, "")
-    code, _, err = run(capsys, "train", "--from", base, "--lora", "2", "--chat", path, "--out", "other", *small)
-    assert (code, "has no chat template, and ChatML needs the tokens" in err) == (2, True)
+    lora = ["train", "--from", base, "--lora", "2", "--chat", path, "--out", "other", *small]
+    for chosen in ([], settings("chat.template='chatml'")):
+        code, _, err = run(capsys, *lora, *chosen)
+        assert (code, "ChatML, the template for base, needs the tokens" in err) == (2, True)
+        assert "set chat.template to plain" in err
+    code, _, err = run(capsys, *lora, *settings("chat.template='plain'"))
+    assert code == 0, err
+    assert "Assistant: " in Path("other/last/chat_template.jinja").read_text()
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def changed(**changes):
         (changed(n_layer=3), "model.n_layer is not a field. Did you mean n_layers"),
         (changed(n_layers="three"), "model.n_layers='three' has the wrong type: expected a whole number"),
         (changed(n_layers=2.5), "expected a whole number"),
+        (changed(n_layers=-1), "model.n_layers=-1 must be a whole number of at least 1"),
+        (changed(attention={"n_heads": 0}), "model.attention.n_heads=0 must be a whole number of at least 1"),
         (changed(n_layers=True), "expected a whole number"),
         (changed(placement="middle"), "placement='middle' has the wrong type: expected one of 'pre'"),
         (changed(position={"kind": "rope"}), "model.position.kind='rope' is not known. Use one of 'none', 'learned'"),

@@ -97,6 +97,16 @@ def test_weights_in_16_bits_are_widened_unless_asked_for_as_stored(tmp_path, as_
     assert next(model.parameters()).dtype == (torch.float16 if as_stored else torch.float32)
 
 
+def test_an_adapter_that_does_not_load_is_no_reason_to_name_code(tmp_path):
+    """The model was found: the error is about the adapter alone."""
+    (tmp_path / "adapter").mkdir()
+    for adapter in (tmp_path / "adapter", tmp_path / "nowhere"):
+        with pytest.raises(WeightsError) as error:
+            resolve("bard", adapter=str(adapter))
+        assert adapter.name in str(error.value)
+        assert "file.py:name" not in str(error.value)
+
+
 def test_a_folder_that_cannot_be_loaded_is_not_taken_for_code(tmp_path):
     with pytest.raises(WeightsError) as refused:
         resolve(str(tmp_path))

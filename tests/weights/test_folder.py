@@ -45,6 +45,12 @@ def test_missing_folder_and_file_in_its_place(tmp_path, gpt2):
     assert "is a file" in refusal(gpt2 / "model.safetensors")
 
 
+@pytest.mark.parametrize(("name", "meant"), [("brad", "bard"), ("inducton", "induction"), ("nothing-like-them", None)])
+def test_a_misspelled_bundled_model_is_suggested(name, meant, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert refusal(name).endswith(f"the bundled model {meant}?" if meant else "give that folder.")
+
+
 def test_no_config(tmp_path, gpt2):
     (gpt2 / "config.json").unlink()
     assert "neither config.json nor model.toml" in refusal(gpt2)

@@ -42,6 +42,22 @@ CHATML = """\
 """
 """The template for models that have none."""
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+PLAIN = """\
+{%- for message in messages %}
+{{- message['role'].capitalize() + ': ' }}
+{%- if message['role'] == 'assistant' %}
+{%- generation %}{{ message['content'] + (eos_token or '') + '\\n' }}{% endgeneration %}
+{%- else %}
+{{- message['content'] + '\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- 'Assistant: ' }}
+{%- endif %}
+"""
+"""Words and line breaks only: it needs no new token. An answer ends with the end-of-text token if there is one."""
+TEMPLATES = {"chatml": CHATML, "plain": PLAIN}
+"""The templates that a run can name."""
 OPEN, CLOSE, GUARD = "\ue0f0", "\ue0f1", "\ue0f2"
 """Marks in rendered text, from the private use area: the ends of a `generation` block, and both ends of a text in a
 content that looks like a token. They are removed before anyone sees the text."""

@@ -62,7 +62,13 @@ def build(cls: type[T], data: dict[str, Any], where: str) -> T:
     ]
     if required:
         raise ConfigError(f"{where} lacks {listing(required, 'and')}: no default exists.")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ConfigError as error:  # a field is called as in the file, loop.steps, and not after its class
+        text = str(error)
+        raise ConfigError(
+            f"{where}{text.removeprefix(cls.__name__)}" if text.startswith(f"{cls.__name__}.") else text
+        ) from None
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -20,6 +20,7 @@ from glassformer.doctor.subject.isolate import quiet, time_limit
 from glassformer.errors import nearest
 from glassformer.files import model_name
 from glassformer.weights import WeightsError, load, load_to_compute
+from glassformer.weights.folder import resolve as find_model
 
 CODE = "file.py:name or package.module:name"
 GIVE = f"give a model folder, {CODE}"
@@ -47,11 +48,12 @@ def _loaded(text: str, as_stored: bool, adapter: str | None) -> tuple[Any, str]:
     if text.endswith(".py"):
         raise CannotExamineError(f"{text} is a file of code, not a model: name the model in it, such as {text}:build.")
     try:
-        model = (load if as_stored else load_to_compute)(text, adapter=adapter)
+        folder = find_model(text)
     except WeightsError as error:
-        if Path(text).exists():
+        if Path(text).exists() or str(error).endswith("?"):  # it ends with the name that is meant
             raise
         raise WeightsError(f"{str(error).rstrip('.')}; or give {CODE}.") from None
+    model = (load if as_stored else load_to_compute)(folder, adapter=adapter)
     shown = model_name(text) if Path(text).is_dir() else text
     shown = shown if adapter is None else f"{shown} with the adapter {model_name(adapter)}"
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -75,7 +75,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.is_local and not self.token:
             raise StudioError(
-                f"host {self.host} is reachable from other machines: give a token, which each request must carry."
+                f"host {self.host} is reachable from other machines: give a token (--token TEXT), "
+                "which each request must carry."
             )
         if self.token is not None and not re.fullmatch(r"[A-Za-z0-9._~-]{8,200}", self.token):
             raise StudioError("the token is not valid: use 8 to 200 letters, digits and the characters . _ ~ -")

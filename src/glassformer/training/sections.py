@@ -121,7 +121,8 @@ class Chat:
     too_long: TooLong = "drop"
     """What to do with a conversation longer than the context: leave it out, cut its end off, or stop with an error."""
     template: str = ""
-    """Path of a chat template (Jinja). Default: that of the model the run starts from, or else ChatML."""
+    """Path of a chat template (Jinja), or `chatml`, or `plain` (words and line breaks, no new tokens). Default: that of
+    the model the run starts from, or else ChatML."""
     system: str = ""
     """System message for conversations that have none."""
     validation: str = ""

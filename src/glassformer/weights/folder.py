@@ -73,7 +73,14 @@ def resolve(name: str | Path) -> Path:
             return path
     if str(name) in pretrained.FOLDERS and not path.is_file():
         return pretrained.FOLDERS[str(name)]
-    return hub.find(name)
+    try:
+        return hub.find(name)
+    except WeightsError as error:
+        import difflib  # not needed unless there is an error
+
+        if not (close := difflib.get_close_matches(str(name), pretrained.FOLDERS, n=1)):
+            raise
+        raise WeightsError(f"{str(error).rstrip('.')}; or do you mean the bundled model {close[0]}?") from None
 
 
 def resolve_unless_preset(name: str) -> Path | None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from glassformer.chat.errors import ChatError
 from glassformer.chat.formats import Example, read_examples
 from glassformer.chat.render import Learned, Rendered, Renderer, add_chatml
-from glassformer.chat.template import CHATML, CHATML_TOKENS
-from glassformer.errors import plural
+from glassformer.chat.template import CHATML, CHATML_TOKENS, TEMPLATES
+from glassformer.errors import listing, plural
 from glassformer.training.data import tokenizer as tok
 from glassformer.training.data.corpus import DataError
 from glassformer.training.data.packing import ChatBatches, Row, collate, pack
@@ -157,7 +157,7 @@ def _renderer(run: Run, tokenizer: Tokenizer | None, examples: list[Example]) ->
     if run.start.model:
         template, named = load_chat_template(run.start.model), load_special_tokens(run.start.model)
     if run.chat.template:
-        template = _read_template(run.chat.template)
+        template = None if run.chat.template == "chatml" else _read_template(run.chat.template)
     if tokenizer is None:
         tokenizer = _make_tokenizer(run, [*_texts(examples), CHATML if template is None else template])
     engine = Engine.from_str(tokenizer.to_json())
@@ -171,11 +171,16 @@ def _renderer(run: Run, tokenizer: Tokenizer | None, examples: list[Example]) ->
 
 
 def _read_template(path: str) -> str:
+    """Return the template that a run names: one of ours, or a file."""
+    if path in TEMPLATES:
+        return TEMPLATES[path]
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise DataError(f"chat.template={path!r} cannot be read ({reason}): give a Jinja file.") from None
+        raise DataError(
+            f"chat.template={path!r} cannot be read ({reason}): give a Jinja file, or {listing([*TEMPLATES])}."
+        ) from None
 
 
 def _texts(examples: Iterable[Example]) -> Iterator[str]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
 
-from glassformer.errors import plural
-from glassformer.files import cache_folder, write_atomically
+from glassformer.errors import listing, plural
+from glassformer.files import in_writable_cache, write_atomically
 from glassformer.training.data import tokenizer as tok
 from glassformer.training.data.corpus import Corpus, DataError, Document, find
 from glassformer.training.data.shards import Shards
@@ -150,11 +150,14 @@ class Prepared:
         for name, tokens in (("training", self.train), ("validation", self.val)):
             n, wanted = len(tokens), name == "training" or self.manifest.split["validation_fraction"] > 0
             if n <= context and wanted:
-                other = ", or a larger validation fraction (data.validation)" if name == "validation" else ""
+                remedies = ["a longer text"]
+                if n > 1:
+                    remedies.append(f"a context of {n - 1:,} or less (loop.context)")
+                if name == "validation":
+                    remedies.append("a larger validation fraction (data.validation)")
                 raise DataError(
                     f"the {name} split of {self.manifest.corpus} has {plural(n, 'token')}, but a window needs "
-                    f"context + 1 = {context + 1:,}: use a longer text, a context of {max(n - 1, 1):,} or less "
-                    f"(loop.context){other}."
+                    f"context + 1 = {context + 1:,}: use {listing(remedies)}."
                 )
 
 
@@ -211,7 +214,10 @@ def prepare(
                 folder.mkdir(parents=True, exist_ok=True)
                 build(order, read_manifest(folder))
             except OSError as error:
-                raise DataError(f"{folder} cannot be written ({error.strerror or error}): make room there.") from None
+                raise DataError(
+                    f"{folder} cannot be written ({error.strerror or error}): make room there, or set data.cache "
+                    "to another folder."
+                ) from None
         prepared = open_prepared(folder)
     if context is not None:
         prepared.check(context)
@@ -266,7 +272,7 @@ def _token_folder(data: "Data", tokenizer: str | Tokenizer) -> Path:
     words = [corpus, name, str(data.vocab_size), str(data.validation)]
     if data.field != "text":
         words.append(data.field)
-    return cache_folder() / "tokens" / f"{find(data.corpus).name}-{_sha256(chr(10).join(words).encode())[:12]}"
+    return in_writable_cache(f"tokens/{find(data.corpus).name}-{_sha256(chr(10).join(words).encode())[:12]}")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 from glassformer.chat.template import CHATML_TOKENS
 from glassformer.config import ConfigError, EncoderConfig, Learned, ModelConfig, Rotary, from_dict, to_dict
 from glassformer.errors import listing, plural
-from glassformer.files import cache_folder
+from glassformer.files import in_writable_cache, model_name
 from glassformer.model import Model, build
 from glassformer.training.data.tokenizer import Tokenizer
 from glassformer.training.run import Run
@@ -155,14 +155,15 @@ def chat_tokens(place: Path, data: Mapping[str, Any], added: Sequence[str]) -> l
     """Return the tokens that a run on conversations adds: those of ChatML, if the model has no template and no such
     tokens."""
     own = own_tokenizer(place)
-    if own is None or _table(data, "chat").get("template") or load_chat_template(place) is not None:
+    named = _table(data, "chat").get("template")
+    if own is None or named not in (None, "", "chatml") or (not named and load_chat_template(place) is not None):
         return list(added)
     known = Engine.from_str(own.to_json()).get_vocab(with_added_tokens=True)
     missing = [token for token in CHATML_TOKENS if token not in (*known, *added)]
     if missing and "lora" in data:
         raise ConfigError(
-            f"{place} has no chat template, and ChatML needs the tokens {' and '.join(missing)}, whose embeddings "
-            "[lora] does not train: name a template in chat.template, or leave out [lora]."
+            f"ChatML, the template for {model_name(place)}, needs the tokens {' and '.join(missing)}, whose embeddings "
+            "[lora] does not train: set chat.template to plain or to a file, or leave out [lora]."
         )
     return [*added, *missing]
 
@@ -272,7 +273,7 @@ def stored(model: Model) -> str:
         config, state, _ = read_model(origin.path, copy=False)
         if config == model.config and hash_weights(state) == digest:
             return str(origin.path)
-    folder = cache_folder() / "models" / digest[:16]
+    folder = in_writable_cache(f"models/{digest[:16]}")
     if not folder.exists():
         save(model, folder, format="glass")
     return str(folder)
