@@ -45,6 +45,8 @@ def test_every_message_waits_for_its_beginning():
     # a sharded step sends a message for each of 12 layers and one for the rest: two gathers and a scatter
     slow = replace(slow, link=1e30, gather=1e30, scatter=1e30, memory=1e30, overlap=0.0)
     assert plan(GPT2, 2, slow, "sharded", 1, 256).exposed == pytest.approx(3 * 13)
+    # divided blocks: 4 gathers and 4 scatters in each layer; outside of them 2 gathers and 7 sums, there and back
+    assert plan(GPT2, 2, slow, "tensor 2", 1, 256).exposed == pytest.approx(8 * 12 + 2 + 2 * 7)
     # sums go there and back, in buckets of 25 MiB
     assert plan(GPT2, 2, slow, "data", 1, 256).exposed == pytest.approx(2 * -(-4 * count(GPT2) // (25 * 2**20)))
 

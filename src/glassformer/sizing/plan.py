@@ -12,10 +12,11 @@ device, `strategy` the ways, `rank_memory` the memory. Communication is added, a
                  2·(1 + 1/n) bytes of memory traffic per byte.
     replicate r  The same among the n/r devices of a copy. Then the shards of the gradient (4 bytes) are all-reduced
                  over the r copies, which overlaps as well.
-    tensor t     Per layer and step, 4 all-gathers and 4 reduce-scatters of the residual stream (2 bytes), and 3
-                 all-reduces for embedding and head, without overlap. Each copies what it exchanges. The devices of a
-                 group compute the sequences of all of them together. Each device holds 1/t of all matrices, and all of
-                 norms and positions (`config.placement`); over the n/t groups they are sharded as above.
+    tensor t     Per layer and step, 4 all-gathers and 4 reduce-scatters of the residual stream (2 bytes). For embedding
+                 and head, 2 all-reduces and 2 all-gathers of it, and 5 messages of some bytes. Nothing overlaps, and
+                 each copies what it exchanges. The devices of a group compute the sequences of all of them together.
+                 Each device holds 1/t of all matrices, and all of norms and positions (`config.placement`); over the
+                 n/t groups they are sharded as above.
     context c    In every layer, keys and values (2 bytes) are all-gathered and their gradients reduce-scattered,
                  without overlap. The devices of a group compute b sequences together, each 1/c of every one, so that a
                  step has fewer sequences.
@@ -251,7 +252,7 @@ def _communication(
     blocking = copies((2 * sent + 4) * held, shards, device)
     residual = width * tokens / how.context * config.d_model
     pairs = layers * (6 if times > 1 else 4)  # a gather and a scatter each; a recomputed block repeats its own
-    blocking += pairs * _exchange(residual, how.tensor, device) + 3 * all_reduce(residual, how.tensor, device)
+    blocking += pairs * _exchange(residual, how.tensor, device) + _ends(residual, how.tensor, device)
     keys = width * tokens * config.n_kv_heads / how.tensor * (config.d_head + config.d_value)
     blocking += layers * _exchange(keys, how.context, peers)
     if times > 1:
@@ -264,6 +265,18 @@ def _exchange(size: float, n: int, device: Device) -> float:
     if n == 1:
         return 0.0
     return all_gather(size, n, device) + reduce_scatter(size, n, device) + 4 * size / device.memory
+
+
+def _ends(size: float, n: int, device: Device) -> float:
+    """Return the seconds of what ranks that divide blocks exchange outside of them, with `size` bytes of the stream.
+
+    The embedding and the gradient of the head are summed. The gradient of the first block's input and the output of
+    the last norm are gathered. Small messages: two of the loss, the gradients of norms, and two of the gradient norm.
+    """
+    if n == 1:
+        return 0.0
+    sums = 2 * all_reduce(size, n, device) + 5 * all_reduce(0.0, n, device)
+    return sums + 2 * all_gather(size, n, device) + 4 * 2 * size / device.memory
 
 
 def _sharded(held: float, weight_bytes: int, n: int, messages: int, device: Device) -> float:

@@ -109,10 +109,12 @@ def test_a_run_that_is_killed_while_it_writes_has_its_last_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp tensor"])
 def test_ranks_write_behind_the_steps(tmp_path, kind):
     corpus(tmp_path)
-    changes = (f"machine.parallel={kind}", "loop.checkpoint_every=3", "loop.keep=9")
+    parallel, _, divided = kind.partition(" ")
+    changes = (f"machine.parallel={parallel}", "loop.checkpoint_every=3", "loop.keep=9")
+    changes += (f"machine.{divided}=2", "model.n_heads=4", "model.d_model=32") if divided else ()
     together(tmp_path, 2, [job(tmp_path, "at-once", *changes), job(tmp_path, "behind", *changes, ON)])
     assert curve(tmp_path / "at-once") == curve(tmp_path / "behind")
     held = [path.name for path in checkpoint.steps(tmp_path / "at-once")]

@@ -7,6 +7,8 @@ import pytest
 
 import glassformer as gf
 from glassformer.training import resume_session, train
+from glassformer.training.distributed.sharding import Sharded
+from glassformer.training.run import Machine
 from tests.cli.asking import settings
 from tests.training.distributed.ranks import (
     KINDS,
@@ -30,20 +32,23 @@ OPTIMISERS = {
 }
 
 
-def test_ranks_give_the_curve_of_one_process_which_resumes_what_they_wrote(tmp_path):
-    """One launch, which is most of the time, for ddp, fsdp, tensor and context."""
-    divided = ("tensor", "context")
+@pytest.mark.parametrize(
+    ("optimisers", "divided"),
+    [(("muon",), ("tensor",)), pytest.param(tuple(OPTIMISERS), ("tensor", "context"), marks=pytest.mark.slow)],
+)
+def test_ranks_give_the_curve_of_one_process_which_resumes_what_they_wrote(tmp_path, optimisers, divided):
+    """One launch, which is most of the time, for ddp, fsdp and divided blocks."""
     more = tuple(
         job(tmp_path, name, *MODELS["llama"], "loop.keep=9", "machine.parallel=fsdp", f"machine.{name}=2")
         for name in divided
     )
-    expected = compare(tmp_path, 2, OPTIMISERS, more)
+    expected = compare(tmp_path, 2, {name: OPTIMISERS[name] for name in optimisers}, more)
     whole = alone(tmp_path, "llama", *MODELS["llama"], "loop.keep=9")
     for name in divided:
         assert_same(curve(tmp_path / name), whole)
         first = (tmp_path / run / "checkpoints" / "step-00000000" / "model.safetensors" for run in (name, "llama"))
         assert len({path.read_bytes() for path in first}) == 1
-    for name, kind in itertools.product(OPTIMISERS, KINDS):
+    for name, kind in itertools.product(optimisers, KINDS):
         half = tmp_path / f"{name}-{kind}" / "checkpoints" / "step-00000010"
         session = resume_session(str(half), (f'out="{tmp_path / name / kind}-1"',))
         with muon_in_float32():
@@ -55,6 +60,27 @@ def test_ranks_give_the_curve_of_one_process_which_resumes_what_they_wrote(tmp_p
     matrices, steps = 2 * 6, 20  # of each of 2 layers: q, k, v, o, up and down
     assert sum(counts) == len(KINDS) * steps * matrices  # each once
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("world", "machine", "forced", "is_wrapped"),
+    [
+        (1, {}, (), False),
+        (1, {}, ("shard",), True),
+        (1, {}, ("replicate",), True),
+        (2, {}, (), True),
+        (2, {"context": 2}, (), True),
+        (4, {"tensor": 4}, (), False),
+        (4, {"tensor": 4}, ("shard",), True),
+        (4, {"tensor": 4, "precision": "bfloat16", "gather": "bfloat16"}, (), True),
+        (4, {"tensor": 2}, (), True),
+        (4, {"tensor": 2, "replicate": 2}, (), True),
+    ],
+)
+def test_a_model_with_one_shard_is_not_wrapped(world, machine, forced, is_wrapped):
+    group = Sharded.__new__(Sharded)
+    group.world, group.machine, group.forced = world, Machine(parallel="fsdp", **machine), forced
+    assert group.is_wrapped == is_wrapped
 
 
 @pytest.mark.slow

@@ -10,10 +10,13 @@ steps of the same round. What is predicted is never used to measure a throughput
     gaps (sharded)    ranks train sharded, but their collectives transfer nothing (`Silent`). The time beyond a process
                       alone, the copies of `plan` and the latency of messages is torch's Python between the layers, and
                       waiting for the other rank in each layer
+    gaps (tensor)     each rank trains alone, but before and after attention and feed-forward it waits for the other
+                      (`Paced`), as often as ranks that divide blocks do. The time beyond a process alone and the
+                      latency of messages is waiting for the slower rank, which is not always the same one
 
 Predicted are steps of data-parallel and of fully sharded ranks, and of ranks that divide blocks (tensor) or sequences
-(context): `train_step`, as in `glass train`, on random tokens. The last two have the gaps of sharded ranks. Rounds in
-which other programs used more than `FOREIGN` of the two cores are counted and left out.
+(context): `train_step`, as in `glass train`, on random tokens. Context has the gaps of sharded ranks, because its
+weights are sharded. Rounds in which other programs used more than `FOREIGN` of the two cores are counted and left out.
 
 For one GPU: `glassformer.bench.gpu.plan_gpu`.
 """
@@ -93,7 +96,10 @@ def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
     spared = STEP * held * ring / memory
     begun = 3 * (case.layers + 1) * latency
     gaps = max(0.0, seconds["silent"] - seconds["alone"] - copied - begun + spared)
-    return {"ddp": device, **dict.fromkeys(("fsdp", "tensor", "context"), replace(device, gaps=gaps))}
+    # the exchanges of a step before and after two modules of each layer, forward and backward
+    waits = max(0.0, seconds["paced"] - seconds["alone"] - 8 * case.layers * latency)
+    sharded = replace(device, gaps=gaps)
+    return {"ddp": device, "fsdp": sharded, "tensor": replace(device, gaps=waits), "context": sharded}
 
 
 class Silent:
@@ -113,6 +119,31 @@ class Silent:
             output_tensor.view(RANKS, -1)[1 - group.rank()].copy_(input_tensor)
         else:
             output_tensor.copy_(input_tensor.view(RANKS, -1)[group.rank()])
+
+
+def paced(model: Any) -> None:
+    """Let ranks that train alone wait for each other before and after each attention and feed-forward module."""
+    import torch
+    import torch.distributed as dist
+
+    def wait() -> None:
+        dist.all_gather_single(torch.ones(RANKS), torch.ones(1))
+
+    class Paced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            wait()
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            wait()
+            return gradient
+
+    for block in model.decoder.blocks:
+        for module in (block.attention, block.feedforward):
+            module.register_forward_pre_hook(lambda _, given: (Paced.apply(given[0]), *given[1:]))
+            module.register_forward_hook(lambda _, __, out: Paced.apply(out))
 
 
 def rank(case: Case, rounds: int) -> None:
@@ -159,7 +190,8 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     ranked = {"silent": "sharded", **WAYS}
     shared = {name: parse_strategy(text) for name, text in ranked.items()}
     sequences = {name: case.each * RANKS // how.context for name, how in shared.items()}
-    states = {"alone": prepare_state(run(case.each), ALONE)}
+    states = {name: prepare_state(run(case.each), ALONE) for name in ("alone", "paced")}
+    paced(states["paced"].model)
     states |= {name: prepare_state(run(sequences[name], **how.settings)) for name, how in shared.items()}
     for module in states["silent"].group.root.modules():  # type: ignore[attr-defined]
         if isinstance(module, FSDPModule):
@@ -232,7 +264,7 @@ def measure(case: Case, name: str, rounds: int) -> list[dict[str, Any]]:
         found.append({
             "foreign": foreign(ranks), "measured": seconds, "predicted": {kind: p.step for kind, p in plans.items()},
             "communication": {kind: p.communication for kind, p in plans.items()},
-            "gaps": devices["fsdp"].gaps,
+            "gaps": devices["fsdp"].gaps, "waits": devices["tensor"].gaps,
         })  # fmt: skip
     return found
 
@@ -246,8 +278,9 @@ def show(name: str, found: list[dict[str, Any]]) -> None:
         return
     middle = {key: statistics.median(r["measured"][key] for r in quiet) for key in quiet[0]["measured"]}
     sent = ", ".join(f"{key} {1e3 * middle[key]:.2f} ms" for key in ("gather", "scatter", "reduce", "latency", "copy"))
-    gaps = statistics.median(r["gaps"] for r in quiet)
-    print(f"  alone {middle['alone']:.3f} s, silent {middle['silent']:.3f} s (gaps {gaps:.3f}); messages: {sent}")
+    gaps, waits = (statistics.median(r[key] for r in quiet) for key in ("gaps", "waits"))
+    print(f"  alone {middle['alone']:.3f} s, silent {middle['silent']:.3f} s (gaps {gaps:.3f}), "
+          f"paced {middle['paced']:.3f} s (waits {waits:.3f}); messages: {sent}")  # fmt: skip
     for kind in WAYS:
         predicted, sending = (statistics.median(r[key][kind] for r in quiet) for key in ("predicted", "communication"))
         errors = [r["predicted"][kind] / r["measured"][kind] - 1 for r in quiet]

@@ -16,10 +16,13 @@ reads them. With [lora], frozen weights and adapters are sharded alike, and only
 With `machine.replicate` there are several copies of the sharded model (HSDP): weights are gathered within a copy, and
 gradients are summed over all of them. With `machine.gather = "bfloat16"` weights travel in half the bytes.
 
-Limits. Sampling under FSDP gathers
-a copy of the model on rank 0: `loop.sample_every = 0` where that does not fit. Under FSDP an expert that no token of
-any rank chose has a gradient of zero, not none, so its weights still decay. The balance loss of a mixture of experts is
-that of each rank's sequences.
+Where a tensor has one shard, as with `machine.tensor` equal to the number of ranks, there is nothing to gather, and
+blocks are not wrapped (`is_wrapped`): the hooks of fully_shard alone cost a GPU that waits for its host a tenth of a
+step.
+
+Limits. Sampling under FSDP gathers a copy of the model on rank 0: `loop.sample_every = 0` where that does not fit.
+Under FSDP an expert that no token of any rank chose has a gradient of zero, not none, so its weights still decay. The
+balance loss of a mixture of experts is that of each rank's sequences.
 """
 
 import contextlib
@@ -57,7 +60,17 @@ class Sharded(Replicated):
     context: ContextParallel | None = None
     """With context parallelism: how sequences are divided."""
     forced: tuple[str, ...] = ()
-    """Dimensions of the mesh that are made though they have one rank, so that one device runs their code."""
+    """Dimensions of the mesh that are used though they have one rank, so that one device runs their code."""
+
+    @property
+    def is_wrapped(self) -> bool:
+        """True if fully_shard gathers weights and reduces gradients; False if there is one shard and no copy of it.
+
+        With `machine.gather = "bfloat16"` it is needed all the same: it frees the bfloat16 weights of a block after
+        use, where autocast would keep those of the whole model.
+        """
+        wanted = self.machine.gather == "bfloat16" or "shard" in self.forced or "replicate" in self.forced
+        return wanted or self.world > self.machine.tensor
 
     def make_mesh(self, init_device_mesh: Callable[..., Any], model: Model) -> Any:
         """Return the ranks over which this rank's tensors are sharded, with copies in the first dimension if any."""
@@ -82,14 +95,20 @@ class Sharded(Replicated):
         return ContextParallel(Ranks(mesh.get_group("context"), self.rank // parts % n, n))
 
     def wrap(self, model: Model, function: Function) -> Function:
-        """In this order: shard each block, shard the rest."""
+        """Divide blocks if asked to, then shard each block, then the rest."""
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         mesh = self.make_mesh(init_device_mesh, model)
         self.owners = mesh.get_group("shard")
         if self.division is not None:
             self.division.divide(model)
+        self.root = self.shard(model, mesh) if self.is_wrapped else Root(model)
+        return lambda model, *given: self.run(function, model, *given)
+
+    def shard(self, model: Model, mesh: Any) -> Any:
+        """Return the module that computes any function of a model whose parameters are sharded over the mesh."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         # inputs keep their dtype: the residual stream stays as wide as without sharding
         narrow = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
         policy = MixedPrecisionPolicy(**(narrow if self.machine.gather == "bfloat16" else {}))  # type: ignore[arg-type]
@@ -101,8 +120,7 @@ class Sharded(Replicated):
         for block in blocks:
             fully_shard(block, **options)
         # the rest is resharded after a forward pass as well: outside of one, parameters are always sharded
-        self.root = fully_shard(Root(model), **options)
-        return lambda model, *given: self.run(function, model, *given)
+        return fully_shard(Root(model), **options)
 
     def run(self, function: Function, model: Model, *given: Any) -> Any:
         if self.context is not None and given and isinstance(given[0], Batch):
@@ -111,7 +129,8 @@ class Sharded(Replicated):
 
     @contextlib.contextmanager
     def accumulating(self, more: bool) -> Iterator[None]:
-        self.root.set_requires_gradient_sync(not more)
+        if self.is_wrapped:
+            self.root.set_requires_gradient_sync(not more)
         yield
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -135,7 +154,8 @@ class Sharded(Replicated):
 
     def hold(self, tensors: dict[str, Any], copy: bool) -> dict[str, Any]:
         """On several hosts, tensors are gathered while they are written, and there is no copy."""
-        pieces = {name: piece_of(t, self.rank, copy and self.one_host) for name, t in tensors.items()}
+        copy = copy and self.one_host
+        pieces = {name: piece_of(t, 0 if self.is_part(name, t) else self.rank, copy) for name, t in tensors.items()}
         if self.division is None:
             return pieces
         first = self.division.ranks.rank == 0
@@ -148,6 +168,11 @@ class Sharded(Replicated):
             )
             for name, piece in pieces.items()
         }
+
+    def is_part(self, name: str, tensor: Tensor) -> bool:
+        """Return whether each rank has its own part of a tensor that is not sharded, and so writes it."""
+        divided = not self.is_wrapped and self.division is not None
+        return divided and tensor.dim() > 0 and cut_dimension(_parameter(name)) is not None
 
     def whole_shape(self, name: str, tensor: Tensor) -> tuple[int, ...]:
         """Return the shape of the complete tensor of a parameter, or of a state of it."""
@@ -175,9 +200,11 @@ class Sharded(Replicated):
             return self.full(super().gradient_norm(model))
         gradients = [(name, self.local(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
         self.division.sum_gradients(gradients)
-        squares = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for name, gradient in gradients:
-            squares[int(cut_dimension(name) is None)] += gradient.double().square().sum()
+        norms = (
+            torch.nn.utils.get_total_norm([g for name, g in gradients if (cut_dimension(name) is None) == whole])
+            for whole in (False, True)
+        )
+        squares = torch.stack([norm.to(self.device, torch.float64) for norm in norms]).square()
         self.dist.all_reduce(squares, group=self.owners)
         self.division.ranks.all_reduce(squares[:1])
         return squares.sum().sqrt().float()
@@ -186,8 +213,10 @@ class Sharded(Replicated):
         write(path, tensors, self)
 
     def read(self, name: str, stored: Stored, like: Any) -> Tensor:
-        if like is None or not _is_sharded(like) or stored.shape != self.whole_shape(name, like):
+        if like is None or stored.shape != self.whole_shape(name, like):
             return copy_stored(stored)
+        if not _is_sharded(like):
+            return copy_stored(stored, self.box(name, like))
         from torch.distributed.tensor import DTensor
 
         local = copy_stored(stored, self.box(name, like)).to(self.device)

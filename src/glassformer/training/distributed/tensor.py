@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.config import ConfigError
@@ -137,7 +138,7 @@ class Division:
         return (self.ranks.join(given[0], SEQUENCE, self.length), *given[1:])
 
     def _divide_sum(self, module: nn.Module, last: nn.Linear, whole: bool = False) -> None:
-        """All ranks give their parts of the sum that a module is. `last` adds its bias once.
+        """All ranks give their parts of the sum that a module is. The bias of `last` is added to that sum.
 
         A module reads and returns parts of the positions; with `whole`, all ranks have all of what it reads.
         """
@@ -147,11 +148,11 @@ class Division:
             return (self.ranks.copy(x) if whole else self.ranks.gather(x, SEQUENCE, self.length), *given[1:])
 
         def after(_: nn.Module, __: Any, out: Tensor) -> Tensor:
-            bias = None if last.bias is None else last.bias.to(out.dtype)
-            out = out if bias is None else out - bias
             out = self.ranks.add(out) if whole else self.ranks.scatter(out, SEQUENCE)
-            return out if bias is None else out + bias
+            return out if last.bias is None else out + last.bias.to(out.dtype)
 
+        own: Any = last
+        own.forward = lambda x: F.linear(x, last.weight)
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
 
