@@ -14,29 +14,45 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a source file; `uri` is relative to the working directory where the file lies below it."""
+    """A line of a source file. `uri` is relative, so that a report says nothing about the machine that wrote it."""
 
     uri: str
     line: int = 1
     name: str = ""
+    last_line: int | None = None
 
 
 def place_of(model: Any, text: str = "") -> Place | None:
     """Where the class or function of a model is written; else the file that `text` names ("file.py:name")."""
     thing = model if inspect.isfunction(model) or inspect.isclass(model) else type(model)
     file, line = Path(text.rpartition(":")[0]), 1
+    last: int | None = None
     try:
         found = Path(inspect.getsourcefile(thing) or "")
-        line = inspect.getsourcelines(thing)[1]
+        lines, line = inspect.getsourcelines(thing)
+        last = line + len(lines) - 1
     except (OSError, TypeError):
         found = file
-    below = found.resolve().is_relative_to(Path.cwd())
-    if not below and file.suffix == ".py" and file.is_file():
-        found, line, below = file, 1, file.resolve().is_relative_to(Path.cwd())
+    if not _below(found) and file.suffix == ".py" and file.is_file():
+        found, line, last = file, 1, None
     if not found.is_file():
         return None
-    uri = quote(found.resolve().relative_to(Path.cwd()).as_posix()) if below else found.resolve().as_uri()
-    return Place(uri, line, getattr(thing, "__qualname__", ""))
+    return Place(_uri(found, getattr(thing, "__module__", "")), max(line, 1), getattr(thing, "__qualname__", ""), last)
+
+
+def _below(file: Path) -> bool:
+    return file.resolve().is_relative_to(Path.cwd())
+
+
+def _uri(file: Path, module: str) -> str:
+    """Relative to the working directory if the file is below it, else to the folder that holds its package."""
+    if _below(file):
+        return quote(file.resolve().relative_to(Path.cwd()).as_posix())
+    names = module.split(".")
+    if file.stem == "__init__":
+        names.append("__init__")
+    tail = file.resolve().with_suffix("").parts[-len(names) :]
+    return quote("/".join((*tail[:-1], file.name)) if list(tail) == names else file.name)
 
 
 def to_sarif(report: Report, version: str, place: Place | None = None) -> dict[str, Any]:
@@ -45,6 +61,7 @@ def to_sarif(report: Report, version: str, place: Place | None = None) -> dict[s
         {
             "id": diagnosis.id,
             "shortDescription": {"text": diagnosis.title},
+            "fullDescription": {"text": diagnosis.title},
             "help": {"text": diagnosis.remedy or diagnosis.title},
             "defaultConfiguration": {"level": "error"},
         }
@@ -78,7 +95,7 @@ def _result(report: Report, index: int, diagnosis: Diagnosis, place: Place | Non
     name = f"{place.name if place else report.subject}{f' ({where})' if where else ''}"
     location["logicalLocations"] = [{"fullyQualifiedName": name}]
     if place is not None:
-        region = {"startLine": place.line}
+        region = {"startLine": place.line, "endLine": max(place.line, place.last_line or 0)}
         location["physicalLocation"] = {"artifactLocation": {"uri": place.uri}, "region": region}
     return {
         "ruleId": diagnosis.id,

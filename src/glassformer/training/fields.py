@@ -5,6 +5,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -141,6 +142,7 @@ def _choices(field: "dataclasses.Field[Any]") -> Iterator[str]:
         yield "; ".join(described) + "."
 
 
+@functools.cache  # finding the source of a class means parsing its module
 def field_docs(owner: type) -> dict[str, str]:
     """Return the strings under the fields of a dataclass, read from its source because Python does not keep them."""
     docs: dict[str, str] = {}
