@@ -1,6 +1,7 @@
 """A reader who follows a tutorial literally, in an empty folder, gets through it; the commands of guides run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,8 +90,11 @@ def test_a_tutorial_works_as_it_is_printed(name, tmp_path):
         assert step.works, f"{name}:{step.line}: {step.command}: {step.output[-1000:]}"
 
 
-def write_what_guides_name(folder):
-    """The files that the guides call the reader's own: texts, a model, a port, and the run of the first tutorial."""
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """What the guides call the reader's own: texts, a model, a port, and the run of the first tutorial."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("desk")
     readme = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
     model = next(block.text for block in readme if block.language == "python")
     for name in ("file.py", "model.py"):
@@ -107,12 +111,12 @@ def write_what_guides_name(folder):
         ["glass", "train", "mytext.txt", "--out", "runs/first", "--set", "model.d_model=32", *tiny],
     ):
         subprocess.run(words, cwd=folder, env=HERE, check=True, capture_output=True)
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
-def test_the_commands_of_a_guide_run(name, tmp_path):
-    pytest.importorskip("transformers")
-    write_what_guides_name(tmp_path)
-    for step in follow(ROOT / "docs" / "guides" / name, tmp_path, HERE, SHORT):
+def test_the_commands_of_a_guide_run(name, desk, tmp_path):
+    folder = shutil.copytree(desk, tmp_path / "desk", symlinks=True)
+    for step in follow(ROOT / "docs" / "guides" / name, folder, HERE, SHORT):
         assert step.works, f"{name}:{step.line}: {step.command}: {step.output[-1000:]}"
