@@ -21,7 +21,8 @@ from glassformer.training.data import tasks
 from glassformer.training.run import SECTIONS, Run
 
 INTRODUCTION = """
-A run file is TOML. Every field has a default, so a run file holds only what differs from it:
+A run file is TOML. Every field has a default, so a run file holds only what differs from it. Without `preset`, [model]
+changes the preset `nano`:
 
 ```toml
 [model]
