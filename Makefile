@@ -47,13 +47,13 @@ pictures: .venv/installed
 
 # everything that must hold before a release; the wheel is built, installed and used outside the tree
 release-check: lint types site test-all
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt build
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt build 'setuptools>=77'
 	$(PY) -m glassformer.bench.developer.release
 
 # torch comes first and is pinned: an unpinned torch downloads gigabytes of CUDA libraries that a CPU machine cannot use
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy setuptools wheel
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy 'setuptools>=77' wheel
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
 		-e ".[dev,studio,theory,hub,logs,data,export,tokenizers,peers,docs]"
 	touch $@

@@ -81,14 +81,16 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f"{tests} skipped because {reason}", yellow=True)
 
 
-ENGINE = {"model", "generation", "lens"}
-"""Rooms whose tests execute the shape annotations; the others use the same calls, and would only take longer."""
+def executes_annotations(path: pathlib.Path) -> bool:
+    """Whether a test file is that of a checked module, or stands in the root: others would only take longer."""
+    *folders, name = path.relative_to(TESTS).with_suffix("").parts
+    module = ".".join(("glassformer", *folders, name.removeprefix("test_")))
+    return not folders or any(f"{module}.".startswith(f"{checked}.") for checked in _CHECKED)
 
 
 @pytest.fixture(autouse=True)
 def _same_conditions(request):
     """Two workers on two cores: one thread each, the same summation order and the same random numbers everywhere."""
-    room = request.path.relative_to(TESTS).parts[0]
-    annotations.active = room in ENGINE or room.startswith("test_")
+    annotations.active = executes_annotations(request.path)
     torch.set_num_threads(1)
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` takes 2 ms where there is no GPU

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import glassformer as gf
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "glassformer"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -183,6 +185,36 @@ def loaded_after(code: str) -> set[str]:
 )
 def test_light_imports_stay_light(code):
     assert not loaded_after(code) & {"torch", "numpy", "tyro", "rich", "matplotlib", "sympy", "jinja2"}
+
+
+def test_a_gpu_machine_without_optional_packages_imports_decodes_and_trains_without_the_compiler_of_torch(tmp_path):
+    """The compiler takes as long to import as torch, which imports it for some operations on the meta device."""
+    gf.save(gf.build(gf.presets.gpt2(n_layers=1, d_model=24, vocab_size=31), seed=0), tmp_path / "model")
+    code = f"""
+import sys
+for name in ("jaxtyping", "tyro", "rich", "matplotlib", "platformdirs", "sympy.physics"):
+    sys.modules[name] = None
+def report(what):
+    heavy = ("torch._dynamo", "torch._inductor", "sympy", "transformers")
+    print(what, *(name for name in heavy if name in sys.modules))
+import glassformer as gf
+print(len(gf.generate(gf.load({str(tmp_path / "model")!r}), [[1, 2]], 3, engine="torch")[0]))
+report("sample")
+import torch
+from glassformer.anatomy.record import record
+record(lambda: torch.ones(2) + 1, [], None)
+report("record")
+import glassformer.kernels.decode
+assert glassformer.kernels.decode.DECODE_KERNELS
+report("kernels")
+del sys.modules["rich"]  # which training needs, also there
+import glassformer.training.loop
+report("training")
+import glassformer.bench.__main__, glassformer.bench.run
+report("bench")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["5", "sample", "record", "kernels", "training", "bench"], done.stderr
 
 
 def test_help_does_not_import_torch():

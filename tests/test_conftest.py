@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import pytest_terminal_summary
+from tests.conftest import TESTS, executes_annotations, pytest_terminal_summary
 from tests.studio.page import INSTALL, REASON, find_chromium
 
 
@@ -39,6 +39,23 @@ def test_the_browser_that_playwright_installs_is_found(monkeypatch, tmp_path):
     made.parent.mkdir(parents=True)
     made.touch()
     assert find_chromium() == made
+
+
+@pytest.mark.parametrize(
+    ("path", "checked"),
+    [
+        ("test_shapes.py", True),
+        ("model/test_cache.py", True),
+        ("generation/test_beam.py", True),
+        ("lens/figures/test_rank.py", True),
+        ("lens/test_patch.py", True),
+        ("generation/test_loop.py", False),
+        ("lens/views/test_attention.py", False),
+        ("doctor/test_diagnose.py", False),
+    ],
+)
+def test_annotations_are_executed_by_the_tests_of_the_modules_that_have_them(path, checked):
+    assert executes_annotations(TESTS / path) == checked
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ NAMES = (
     "6_sizing",
 )
 QUICK = ("6_sizing",)
+"""Whose code also runs in the default suite, without a kernel of Jupyter."""
 FOLDER = ROOT / "notebooks"
 
 
@@ -112,7 +113,18 @@ nbformat.write(execute(Path(sys.argv[1])), sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in NAMES])
+@pytest.mark.parametrize("name", QUICK)
+def test_the_code_of_a_notebook_runs_and_prints_where_it_did(name, capsys):
+    names: dict[str, object] = {}
+    for cell in stored(name).cells:
+        if cell.cell_type == "code":
+            exec(compile(cell.source, name, "exec"), names)
+            printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+            assert bool(capsys.readouterr().out) == bool(printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_shows_what_is_stored(name, tmp_path):
     """In a process of its own, so that the event loop of the client and its warnings stay there."""
     target = tmp_path / "executed.ipynb"

@@ -3,8 +3,6 @@
 import dataclasses
 import inspect
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -47,9 +45,3 @@ def test_it_has_every_option_of_the_command_line():
 
 def _options():
     return (*command.NUMBERS, *command.FLAGS, *command.CHECKOUTS, *command.OTHERS)
-
-
-def test_it_needs_no_package_of_the_command_line():
-    code = "import glassformer.bench.__main__, glassformer.bench.run, sys; print(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"tyro", "platformdirs"}

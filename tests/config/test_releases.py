@@ -15,7 +15,7 @@ from glassformer.weights.families import to_hf
 NAMES = [preset.__name__ for preset in RELEASES]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_count_equals_that_of_transformers(name):
     config = presets.get(name)

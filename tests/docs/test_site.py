@@ -1,5 +1,6 @@
 """The documentation site: every public name, every page and every link has its place."""
 
+import inspect
 import re
 
 import pytest
@@ -13,6 +14,12 @@ def test_the_api_documents_every_public_name():
     modules = {"claims", "config", "lens", "masks", "presets", "__version__"}
     for name in set(gf.__all__) - modules:
         assert re.search(rf"^\.\. auto\w+:: glassformer\.{name}$", text, re.MULTILINE), name
+
+
+def test_the_first_page_of_the_api_lists_every_function():
+    text = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    functions = {name for name in gf.__all__ if inspect.isfunction(getattr(gf, name))}
+    assert set(re.findall(r"^\| \{py:func\}`gf\.(\w+) <glassformer\.\1>`", text, re.MULTILINE)) == functions
 
 
 def test_every_page_stands_in_the_contents():

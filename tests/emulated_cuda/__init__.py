@@ -1,7 +1,10 @@
 """CUDA kernels compiled for the CPU: blocks are threads of the system, their threads fibers (cuda.h)."""
 
+import atexit
 import ctypes
+import functools
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,19 @@ from glassformer.kernels.toolchain.cxx import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 HERE = Path(__file__).parent
+FLAGS = ("-O1", "-std=c++17", "-fPIC", "-pthread", "-fno-gnu-unique")
+"""The last one: shared memory of one kernel is not that of another which was loaded before."""
+
+
+@functools.cache
+def precompiled() -> str:
+    """A folder with cuda.h as GCC stores it: its standard headers take longer than a kernel. Clang reads cuda.h."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    made = Path(folder.name, "cuda.h.gch")
+    command = [compiler(), *FLAGS, "-w", "-x", "c++-header", str(HERE / "cuda.h"), "-o", str(made)]
+    subprocess.run(command, check=True)
+    return folder.name
 
 
 def way_in(kernel: str, run: str) -> str:
@@ -35,9 +51,8 @@ def built(text: str, kernel: str, folder: Path, headers: Path, *others: str) -> 
     ways = f'static Arguments given;\n{ways}extern "C" int size() {{ return (int)sizeof(Arguments); }}\n'
     file, made = folder / f"{kernel}.cpp", folder / f"{kernel}.so"
     file.write_text(f'#include "cuda.h"\n{text}\n{ways}')
-    command = [compiler(), "-O1", "-std=c++17", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]
-    command += ["-fno-gnu-unique"]  # shared memory of one kernel is not that of another which was loaded before
-    command += [f"-I{HERE}", f"-I{headers}", str(file), "-o", str(made)]
+    command = [compiler(), *FLAGS, "-shared", "-Wl,-Bsymbolic"]
+    command += [f"-I{precompiled()}", f"-I{HERE}", f"-I{headers}", str(file), "-o", str(made)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(made))

@@ -32,6 +32,7 @@ def test_every_weight_becomes_the_nearest_level():
         assert found.codes.numel() == (n + 1) // 2
 
 
+@pytest.mark.slow
 def test_equal_to_bitsandbytes():
     pytest.importorskip("bitsandbytes")
     from bitsandbytes import functional

@@ -59,3 +59,24 @@ def test_logits_are_computed_in_chunks(plain_loss):
     each = saved_by_sequence(LLAMA, 8192, recompute=True)
     saved = 3 * (each.kept + each.ends + each.block)
     assert four - one <= saved + 4 * 128_256 * 4096  # the gradient of the head, summed over chunks
+
+
+def test_the_residual_stream_has_the_dtype_in_which_weights_are_gathered():
+    """Inputs of recomputed blocks take half the bytes, and matmuls read the output of norms without copies of it."""
+    wide, narrow = (saved_by_sequence(LLAMA, 8192, True, stream=width) for width in (4, 2))
+    assert narrow.kept == wide.kept / 2
+    assert narrow.block == wide.block - 3 * 2 * 8192 * 4096  # copies for k, v and gate
+    peak = [rank_bytes(LLAMA, 64, Strategy(context=8), 4, 65536, True, width) for width in (4, 2)]
+    assert peak[0] - peak[1] > 4 * 65536 / 8 * 4096 * 32 * 2
+
+
+def test_gradients_flow_through_the_hidden_units_of_a_block():
+    """A recomputed step of many tokens: twice the hidden units of a gated layer, on each of the devices that divide."""
+    small, large = (presets.llama3_8b(d_ff=d_ff) for d_ff in (14336, 2 * 14336))
+    for degree in (1, 4):
+        how = Strategy(tensor=degree)
+        peaks = [rank_bytes(config, 64, how, 4, 65536, True, 2) for config in (small, large)]
+        blocks = [4 * saved_by_sequence(config, 65536, True, degree, stream=2).block for config in (small, large)]
+        weights = [held_parameters(config, degree) for config in (small, large)]
+        layer = 8 * (weights[1].layer - weights[0].layer) + 12 * (weights[1].total - weights[0].total) / (64 // degree)
+        assert peaks[1] - peaks[0] == pytest.approx(blocks[1] - blocks[0] + layer + 2 * 2 * 4 * 65536 * 14336 / degree)

@@ -102,6 +102,7 @@ def test_what_is_typed_is_shown_as_a_formula_and_hints_come_one_by_one(page):
     assert opened.locator(".statement").inner_text() != before
 
 
+@pytest.mark.slow
 def test_solution_derivation_and_figure_are_folded_below(page):
     opened = page("rope-score")
     assert not opened.locator(".folded p").count()
@@ -131,6 +132,7 @@ def test_a_program_is_written_with_the_keyboard(page):
     assert verdict(opened)[0] == "wrong"
 
 
+@pytest.mark.slow
 def test_hints_of_a_program_come_one_by_one_and_are_kept(page):
     expected = hints("temperature")
     opened = page("temperature")
@@ -151,6 +153,7 @@ def test_hints_of_a_program_come_one_by_one_and_are_kept(page):
     expect(opened.get_by_role("button", name="New numbers")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_it_fits_a_phone(page):
     opened = page("tying-cycle", width=400)
     assert fits(opened, 400)

@@ -88,6 +88,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     page.unroute("**/api/doctor")
 
 
+@pytest.mark.slow
 def test_each_remedy_is_shown_once(page):
     def finding(name, remedy):
         return Finding.judge(name, 0.25, 1e-6, "it moved", remedy).to_dict()
@@ -150,6 +151,7 @@ def test_the_size_sheet_shows_the_librarys_numbers(page):
     assert (result.batch, result.context, result.dtype) == (4, 256, "int8")
 
 
+@pytest.mark.slow
 def test_the_chinchilla_plot_moves_with_the_budget(page):
     page.locator("[data-panel=chinchilla][data-ready]").wait_for()
     page.get_by_label("Budget C, FLOPs").evaluate(
@@ -177,6 +179,7 @@ def test_the_chinchilla_plot_moves_with_the_budget(page):
     assert run_python(page, "chinchilla").value == 6e20
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)

@@ -84,6 +84,7 @@ def close(got, wanted):
     return True
 
 
+@pytest.mark.slow
 def test_a_chosen_token_asks_what_follows_it_and_a_bar_adds_its_token(site, bard):
     page = site.open(view="playground")
     page.wait_for_selector("[data-panel=next][data-ready='27']")

@@ -109,6 +109,7 @@ def test_the_rotation_is_that_of_the_offset_and_the_pair(page):
     assert panel(page, "positions-alibi").locator(".dial").count() == 0
 
 
+@pytest.mark.slow
 def test_sliders_ask_again_and_a_narrow_width_keeps_its_pair(page):
     shown(page, "rotary")
     slide(page, "Rotated pair", 20)
@@ -133,6 +134,7 @@ def test_copy_as_python_gives_the_numbers_on_screen(page, table):
         assert cell(page, kind, 2, 1)[0] == pytest.approx(float(result.detach()[..., 2, 1]), rel=5e-3, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)

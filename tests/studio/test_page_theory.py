@@ -107,6 +107,7 @@ def test_a_claim_runs_live_its_control_fails_and_its_knob_changes_the_figure(pag
     run(page, CLAIM, "whole")
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)

@@ -126,6 +126,7 @@ def test_every_point_is_kept_and_a_long_curve_keeps_its_peaks(page):
     assert ys[xs.index(3333)] == 99
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("width", [1200, 360])
 def test_the_names_of_the_lines_are_next_to_the_plot_without_overlap(page, width):
     """Where the curve lies on a line, as a model that has learnt bigrams does, its name would be unreadable in it."""
@@ -199,6 +200,7 @@ def test_a_killed_run_goes_on_when_resumed(page, folder):
     page.locator("[data-panel=loss][data-points='400']").wait_for()
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)

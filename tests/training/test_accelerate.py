@@ -87,9 +87,3 @@ def test_another_missing_module_is_not_hidden():
     code = BLOCKED.replace(condition, 'name == "glassformer.shapes"')
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "No module named 'glassformer.shapes'" in done.stderr
-
-
-def test_training_is_imported_without_the_compiler_of_torch():
-    """It takes as long to import as torch, and a CPU does not need it."""
-    code = "import sys, glassformer.training.loop; assert 'torch._dynamo' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -87,6 +87,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_layers_of_a_kind_are_compiled_once(name, graphs):
     config, kinds = VARIANTS[name]
@@ -99,12 +100,14 @@ def test_a_narrow_stream(graphs):
     assert len(graphs) == 2
 
 
+@pytest.mark.slow
 def test_the_balance_of_experts_is_part_of_the_loss(graphs):
     """Experts that are called one by one leave the compiled function, and the numbers are the same."""
     agree(*pair(dataclasses.replace(BASE, feedforward=MOE)))
     assert graphs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation(recompute, graphs):
     agree(*pair(dataclasses.replace(BASE, dropout=0.2), recompute))

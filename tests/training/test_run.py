@@ -36,6 +36,16 @@ def test_changes_are_typed_and_reach_the_model():
     assert run.model.attention.bias is True
 
 
+def test_a_model_without_a_preset_changes_the_default_one():
+    run = read_run("[model]\nn_layers = 6\n[model.attention]\nbias = true\n")
+    assert run.model == presets.nano(n_layers=6, attention__bias=True)
+    assert read_run("[model]\nn_layers = 3\n", ("model.preset=llama_tiny",)).model == presets.llama_tiny(n_layers=3)
+    whole = to_toml({"model": run_to_dict(run)["model"]})
+    assert "preset" not in whole
+    assert read_run(whole).model == run.model
+    assert read_run(whole, ("model.preset=llama_tiny",)).model == presets.llama_tiny()
+
+
 def test_a_preset_with_a_changed_part():
     run = read_run('[model]\npreset = "nano"\n[model.position]\nkind = "rotary"\n[model.attention]\nn_kv_heads = 2\n')
     assert run.model.position.kind == "rotary"

@@ -9,7 +9,7 @@ from pathlib import Path
 from glassformer.cli.parse import VERBS, load, parse
 from glassformer.files import write_atomically
 
-COLUMNS = 100
+COLUMNS = 88
 INTRODUCTION = """# Commands
 
 <!-- Written by `make docs` from the parsers: edit the docstrings of the commands, not this page. -->

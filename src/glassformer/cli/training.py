@@ -190,12 +190,12 @@ def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tup
 def _defaults(text: Path, session: "Session") -> str:
     """Return one line: the settings with which a text without a run file is trained."""
     from glassformer.errors import plural
+    from glassformer.files import model_name
 
     run = session.run
     if run.start.model:
-        return (
-            f"fine-tuning {run.start.model} on {text}, with the default settings of fine-tuning (--fields lists them)"
-        )
+        name = model_name(run.start.model)
+        return f"fine-tuning {name} on {text}, with the default settings of fine-tuning (--fields lists them)"
     return (
         f"training on {text} without a run file, with the default settings: {plural(run.model.n_layers, 'layer')} "
         f"of width {run.model.d_model}, a context of {plural(run.context, 'token')}, the {session.data.tokenizer.kind} "

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WORTH_COMPILING = 32
 """New tokens from which `auto` uses the kernels. Compiling takes about 5 s, once for each machine and version."""
+LONG_PROMPT = 256
+"""Tokens of a prompt from which `auto` uses kernels that read prompts, however few tokens are new."""
 TORCH_PRECISIONS = ("float32", "bfloat16", "float16")
 QUANTISED = ("int8", "int4", "fp8")
 """Precisions that only the kernels have."""
@@ -44,6 +46,8 @@ class Call:
     device: torch.device
     cache: CacheKind | None = "static"
     max_new_tokens: int = 64
+    prompt_tokens: int = 0
+    """Tokens of the longest prompt."""
     sequences: int = 1
     beams: int = 1
     has_draft: bool = False
@@ -58,6 +62,7 @@ class Call:
             device=model.device,
             cache=request.cache,
             max_new_tokens=request.max_new_tokens,
+            prompt_tokens=max(map(len, request.prompts), default=0),
             sequences=len(request.prompts),
             beams=request.beams,
             has_draft=request.draft is not None,
@@ -86,8 +91,9 @@ def choose_engine(call: Call, engine: Engine = "auto", precision: Precision = "a
     """Return the implementation for a call. No decode kernel is compiled here.
 
     `auto` uses the kernels if they support the call on this machine (which includes a compiler) and it asks for at
-    least 32 new tokens; otherwise it uses torch and reports why. An engine that was requested by name is used, or one
-    sentence says why it cannot be. The environment variable GLASSFORMER_NATIVE=0 makes `auto` choose torch.
+    least 32 new tokens or, on a GPU, has a prompt of at least 256; otherwise it uses torch and reports why. An engine
+    that was requested by name is used, or one sentence says why it cannot be. The environment variable
+    GLASSFORMER_NATIVE=0 makes `auto` choose torch.
 
     A `precision` of `auto` is exact. A CPU computes in float32, whatever the weights are stored in (float64 stays); a
     GPU computes in the stored dtype.
@@ -101,7 +107,7 @@ def choose_engine(call: Call, engine: Engine = "auto", precision: Precision = "a
     call = replace(call, precision=_kernel_precision(call) if precision == "auto" else precision)
     kernel, reason = _choose_decoder()(call)
     only_kernels = call.precision in QUANTISED
-    if engine == "auto" and kernel is not None and not only_kernels and (not_worth := _not_worth_it(call)):
+    if engine == "auto" and kernel is not None and not only_kernels and (not_worth := _not_worth_it(call, kernel)):
         kernel, reason = None, not_worth
     if kernel is not None:
         why = "requested" if engine == "native" else "the compiled kernels support this model"
@@ -144,7 +150,9 @@ def _kernel_state(
         assert isinstance(model, DecoderLM | Seq2Seq)
         return CapturedState(
             in_precision(model, captured_dtype(model, chosen.precision)), request.prompts, request.max_new_tokens,
-            request.prefill_chunk, kernel.continues, kernel.capacity_step, chosen.precision,
+            request.prefill_chunk, kernel, chosen.precision,
+            captures=request.max_new_tokens >= WORTH_COMPILING or request.engine == "native"
+            or chosen.precision in QUANTISED,
         )  # fmt: skip
     assert isinstance(model, DecoderLM | Seq2Seq)  # no other kind of model has such a kernel
     assert kernel.make is not None
@@ -184,9 +192,11 @@ def _kernel_precision(call: Call) -> str:
     return dtype_name(call.dtype) if call.device.type == "cuda" else "float32"
 
 
-def _not_worth_it(call: Call) -> str | None:
+def _not_worth_it(call: Call, kernel: "DecodeKernel") -> str | None:
     if os.environ.get("GLASSFORMER_NATIVE") == "0":
         return "GLASSFORMER_NATIVE=0 is set"
+    if kernel.reads is not None and call.prompt_tokens >= LONG_PROMPT:
+        return None
     if call.max_new_tokens < WORTH_COMPILING:
         return f"fewer than {WORTH_COMPILING} new tokens do not pay for compiling the kernels"
     return None

@@ -51,6 +51,8 @@ class TorchState:
 
     owns_threads = False
     greedy: Greedy | None = None
+    reader: Any = None
+    """What reads embedded tokens in place of the model's decoder, where a kernel does."""
 
     def __init__(
         self,
@@ -83,7 +85,10 @@ class TorchState:
         for first in range(0, width, size):
             x = self.model.embed(self.tokens[:, first : first + size])
             real = None if self.real is None else self.real[:, first : first + size]
-            hidden = self.model.decoder(x, real, cache=self.cache, memory=self.memory, memory_mask=self.source_mask)
+            if self.reader is not None:
+                hidden = self.reader(x, real, self.cache)
+            else:
+                hidden = self.model.decoder(x, real, cache=self.cache, memory=self.memory, memory_mask=self.source_mask)
         return self.model.logits(hidden[:, -1:])[:, 0]
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
@@ -109,7 +114,7 @@ class TorchState:
 
 
 class CapturedState(TorchState):
-    """The model reads the prompts; the steps after them are those that `continues` makes of the filled cache."""
+    """The model reads the prompts, or `kernel.reads` does; `kernel.continues` makes the steps of the filled cache."""
 
     def __init__(
         self,
@@ -117,16 +122,20 @@ class CapturedState(TorchState):
         prompts: list[list[int]],
         max_new_tokens: int,
         chunk: int | None,
-        continues: Callable[..., Any],
-        capacity_step: int,
+        kernel: Any,
         precision: str,
+        captures: bool = True,
     ):
-        super().__init__(model, prompts, max_new_tokens, "static", chunk, capacity_step)
-        self.continues, self.precision = continues, precision
+        """`captures`: False if so few steps follow that capturing them takes longer."""
+        super().__init__(model, prompts, max_new_tokens, "static", chunk, kernel.capacity_step)
+        self.reader = None if kernel.reads is None else kernel.reads(model)
+        self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
-        self.greedy = self._greedy
+        self.greedy = self._greedy if captures else None
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        if not self.captures:
+            return super().step(tokens)
         logits: Tensor = self._captured(tokens).step(tokens)
         return logits
 

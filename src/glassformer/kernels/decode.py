@@ -18,6 +18,7 @@ from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.decode import pack as cuda_pack
 from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
 from glassformer.kernels.cuda.graph.parts import unsupported_parts
+from glassformer.kernels.cuda.graph.prompt import prompt_reader
 from glassformer.kernels.cuda.graph.steps import SLOT_STEP, captured_steps, unsupported_device
 from glassformer.kernels.registry import Kernel
 from glassformer.kernels.toolchain import nvrtc
@@ -103,6 +104,8 @@ class DecodeKernel(Kernel):
     """Return the decoder of a model for (number of sequences, capacity in tokens, precision), compiled if need be."""
     continues: Callable[..., Steps] | None = None
     """Return the steps that continue a KV cache which the model has filled: see `captured_steps`."""
+    reads: Callable[[Any], Any] | None = None
+    """Return what reads the prompts into that cache in place of the model's decoder: see `prompt_reader`."""
     capacity_step: int = 1
     """The capacity of that cache is a multiple of this."""
 
@@ -228,7 +231,8 @@ DECODE_KERNELS: tuple[DecodeKernel, ...] = (
     ),
     DecodeKernel(
         "cuda-graph", "decode", _replaces("one new token per sequence"), supported_by_graph, BY_GRAPH,
-        "tests/kernels/cuda/graph/test_fused.py", "cuda", continues=captured_steps, capacity_step=SLOT_STEP,
+        "tests/kernels/cuda/graph/test_fused.py", "cuda", continues=captured_steps,
+        reads=prompt_reader, capacity_step=SLOT_STEP,
     ),
 )  # fmt: skip
 """In order of preference."""

@@ -252,7 +252,8 @@ def build(
     model = model.to(dtype).eval()
     if torch.device(device).type == "meta":
         return model
-    model = model.to_empty(device=device)
+    # as `to_empty`, whose `empty_like` of a meta tensor imports torch's compiler: a second or two for nothing
+    model = model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
     init_weights(model, seed)
     return model
 

@@ -3,14 +3,16 @@
 A rank holds 12 bytes for each parameter of its share: the float32 weight and two AdamW moments. What else is alive
 grows and shrinks. The peak is the largest of these moments:
 
-    loss       everything that autograd saved in the forward pass (`activations`: the residual stream in float32, the
-               rest in bfloat16), and a chunk of logits with its gradient. Weights of embedding and head are gathered
-    backward   what blocks saved, the whole gradient of the head, which waits for the end of the backward pass, two
-               gathered layers, and the gradient of one
+    loss       everything that autograd saved in the forward pass (`activations`), and a chunk of logits with its
+               gradient. Weights of embedding and head are gathered
+    backward   what blocks saved, the whole gradient of the head, which waits for the end of the backward pass, a
+               gathered layer and its gradient, the float32 gradient of the layer before it, which is being summed over
+               ranks, and the gradients that flow through the feed-forward
     end        what one block saved, or the whole gradient of the last message in its own dtype and in float32, and all
                gradients of this rank
 
-If weights are gathered in float32, autocast makes a bfloat16 copy of each matrix, and autograd keeps it. With
+If weights are gathered in float32, autocast makes a bfloat16 copy of each matrix, and autograd keeps it. If they are
+gathered in bfloat16, so is the embedding, and the residual stream is in bfloat16 from there on. With
 `recompute`, only the inputs of blocks are saved, and what one block saves exists once. Devices that divide blocks
 (`tensor`) divide heads, hidden units, logits and, between attention and feed-forward, the positions. Devices that
 divide sequences (`context`) have all keys and values, and their part of everything else. With `data`, every device has
@@ -22,8 +24,9 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import assert_never
 
-from glassformer.config import ModelConfig
+from glassformer.config import Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
 from glassformer.config.placement import cut_dimension, divided
 from glassformer.sizing.activations import (
     Pass,
@@ -80,12 +83,17 @@ class Saved:
 
 
 @functools.lru_cache(maxsize=1024)
-def saved_by_sequence(config: ModelConfig, context: int, recompute: bool, tensor: int = 1, parts: int = 1) -> Saved:
-    """Return what autograd saves for one sequence on one of `tensor` x `parts` devices that compute it together."""
+def saved_by_sequence(
+    config: ModelConfig, context: int, recompute: bool, tensor: int = 1, parts: int = 1, stream: int = 4
+) -> Saved:
+    """Return what autograd saves for one sequence on one of `tensor` x `parts` devices that compute it together.
+
+    `stream` is the number of bytes of a number of the residual stream.
+    """
     own = context // parts
     # fused attention kernels of GPUs apply dropout without the pattern; a mask has a byte per number
     plain = dataclasses.replace(divided(config, tensor), dropout=0.0)
-    run = Pass(plain, 1, own, 2, causal=True, training=True, residual_width=4)
+    run = Pass(plain, 1, own, 2, causal=True, training=True, residual_width=stream)
     elsewhere = 1 - 1 / tensor
     ends = float(saved_before_blocks(run) + saved_after_blocks(run))
     if config.placement != "post":
@@ -113,9 +121,10 @@ def rank_bytes(
     `plain_loss`: the loss is computed by plain torch, as on a CPU or where the vocabulary is divided, not by a kernel.
     """
     held = held_parameters(config, strategy.tensor)
-    each = saved_by_sequence(config, context, recompute, strategy.tensor, strategy.context)
+    stream = COPY if strategy.is_sharded and weight_bytes == COPY else 4  # the dtype of what the embedding returns
+    each = saved_by_sequence(config, context, recompute, strategy.tensor, strategy.context, stream)
     ends, kept, block = batch * each.ends, batch * each.kept, batch * each.block
-    saved = kept + (block if recompute else 0.0)
+    saved = kept + (block if recompute else 0.0) + _flowing_bytes(config, batch * context, strategy, stream)
     if not strategy.is_sharded or weight_bytes > COPY:  # autograd keeps the copies; those of a recomputed block go
         kept += 0.0 if recompute else COPY * (held.total - held.rest)
         saved += COPY * (held.layer if recompute else held.total - held.rest)
@@ -132,10 +141,35 @@ def rank_bytes(
     message = (weight_bytes + GRADIENT) * max(held.layer, held.rest)
     moments = (
         rest + loss,
-        rest + weight_bytes * table + 3 * layer + saved,
+        rest + weight_bytes * table + 2 * layer + GRADIENT * held.layer + saved,
         rest + max(message, 2 * layer + block) + GRADIENT * held.total / shards,
     )
     return STATE * held.total / shards + max(moments)
+
+
+def _flowing_bytes(config: ModelConfig, tokens: float, strategy: Strategy, stream: int) -> float:
+    """Return the gradients alive in the backward pass of a feed-forward, while almost all it saved is still there.
+
+    Of a gated one, those of both factors of its hidden units; and those of its output, in two dtypes.
+    """
+    hidden = _hidden_units(config.feedforward) / strategy.tensor
+    residual = config.d_model * (stream / strategy.tensor + 2)
+    return tokens / strategy.context * (2 * hidden + residual)
+
+
+def _hidden_units(feedforward: FeedForward) -> float:
+    """Return the hidden numbers of a token that have gradients at the same time."""
+    match feedforward:
+        case MoE(n_active=active, expert=expert):
+            return active * _hidden_units(expert)
+        case Gated(d_ff=width):
+            return 2 * width
+        case Dense(d_ff=width):
+            return width
+        case NoFeedForward():
+            return 0.0
+        case _:
+            assert_never(feedforward)
 
 
 def _loss_bytes(config: ModelConfig, tokens: float, strategy: Strategy, weight_bytes: int, plain_loss: bool) -> float:

@@ -5,6 +5,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -20,7 +21,8 @@ from glassformer.training.data import tasks
 from glassformer.training.run import SECTIONS, Run
 
 INTRODUCTION = """
-A run file is TOML. Every field has a default, so a run file holds only what differs from it:
+A run file is TOML. Every field has a default, so a run file holds only what differs from it. Without `preset`, [model]
+changes the preset `nano`:
 
 ```toml
 [model]
@@ -141,6 +143,7 @@ def _choices(field: "dataclasses.Field[Any]") -> Iterator[str]:
         yield "; ".join(described) + "."
 
 
+@functools.cache  # finding the source of a class means parsing its module
 def field_docs(owner: type) -> dict[str, str]:
     """Return the strings under the fields of a dataclass, read from its source because Python does not keep them."""
     docs: dict[str, str] = {}

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 import torch
@@ -163,14 +163,19 @@ def _rate(value: float, device: torch.device) -> float | Tensor:
     return torch.tensor(value, dtype=torch.float32, device=device) if device.type == "cuda" else value
 
 
+def clear_held_rows(parameters: Iterable[nn.Parameter]) -> None:
+    """Set the gradient of rows that no step changes to zero."""
+    for parameter in parameters:
+        if (rows := _held_rows(parameter, gradient=True)) is not None:
+            rows.zero_()
+
+
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """Return the Euclidean norm of the whole gradient; NaN or infinite if any part of it is.
 
     The gradient of rows that no step changes is set to zero before.
     """
-    for parameter in parameters:
-        if (rows := _held_rows(parameter, gradient=True)) is not None:
-            rows.zero_()
+    clear_held_rows(parameters)
     return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 

@@ -300,7 +300,7 @@ def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note
 
 
 NANO = {"model": {"preset": "nano"}}
-"""The model of a run file without [model]."""
+"""The model of a run file without [model], and what its fields change."""
 
 
 STEPS, WARMUP = ("loop", "steps"), ("schedule", "warmup")
@@ -329,10 +329,16 @@ def _read_task(corpus: str, given: Any, source: str) -> tasks.Task | None:
     return build(kind, section, "task")
 
 
+def _is_whole(model: Mapping[str, Any]) -> bool:
+    """Return True if [model] describes a model without a preset."""
+    return "preset" not in model and ("kind" in model or model.keys() >= {"d_model", "attention", "feedforward"})
+
+
 def _read_model(data: Any) -> ModelConfig:
     require(isinstance(data, dict), "model must be a table.")
-    if "preset" not in data:
+    if _is_whole(data):
         return from_dict(data)
+    data = NANO["model"] | data
     changes = {key: None if value == "none" else value for key, value in data.items() if key != "preset"}
     plain, tables = {}, {}  # what a preset is asked for, and what changes the kind of a part
     for key, value in changes.items():
@@ -347,7 +353,7 @@ def _read_model(data: Any) -> ModelConfig:
 
 
 def _with_changes(data: dict[str, Any], changed: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the tables of a run with other values for some fields. Another preset replaces a model without one."""
+    """Return the tables of a run with other values for some fields. A preset replaces a whole model."""
     out = dict(data)
     for name, value in changed.items():
         held = out.get(name, {})
@@ -355,7 +361,7 @@ def _with_changes(data: dict[str, Any], changed: Mapping[str, Any], source: str)
             out[name] = value
         elif not isinstance(held, dict):
             raise ConfigError(f"{source}: {name} is not a table.")
-        elif name == "model" and "preset" in value and "preset" not in held:
+        elif name == "model" and "preset" in value and _is_whole(held):
             out[name] = dict(value)
         else:
             out[name] = merge_tables(held, value)

@@ -301,7 +301,8 @@ class Machine:
     """With `fsdp`: ranks that divide each sequence (context parallelism), for contexts that one device cannot hold."""
     gather: StreamDtype = "float32"
     """With `fsdp` and precision = "bfloat16": dtype in which weights are gathered. `bfloat16` moves half the bytes;
-    weights are still stored and updated, and gradients summed over ranks, in float32."""
+    weights are still stored and updated, and gradients summed over ranks, in float32. The residual stream is then in
+    bfloat16."""
     recompute: Recompute = "no"
     """Activations that are computed again in the backward pass instead of being saved: none, all but the results of
     matmuls and attention (`selective`), or all but the inputs of blocks (`full`). It saves memory; without kernels."""

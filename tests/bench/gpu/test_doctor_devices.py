@@ -19,6 +19,7 @@ def test_a_row_has_the_verdicts_and_the_rounding_errors_of_both():
     assert {len(line) for line in text.splitlines()} == {len(text.splitlines()[0])}
 
 
+@pytest.mark.slow
 def test_a_row_that_differs_is_written_out(monkeypatch):
     """The device's report is that of a broken model, and so are its logits."""
     good = build(presets.nano(n_layers=1, d_model=16, n_heads=2, vocab_size=31, max_len=16), seed=0)

@@ -10,7 +10,7 @@ LARGER = ("sheet of 1200 heads", "scores of 1024 heads", "head at 2000 tokens", 
 """Than another large case of the same figure."""
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in CASES])
 def test_no_text_is_clipped_or_on_another_and_title_and_axes_are_named_on_a_picture_that_fits_a_page(name):
     figure = drawn(name)  # once for all of this: drawing is what takes the time

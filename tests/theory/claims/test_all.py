@@ -188,7 +188,7 @@ LONGEST = {
 """Together most of the time of all; the tests of engine, lens and weights look at the same things."""
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("id", [pytest.param(id, marks=[pytest.mark.slow] * (id in LONGEST)) for id in QUICK])
 def test_the_claim_passes_and_its_control_fails(id):
     verify(id, slow=False)

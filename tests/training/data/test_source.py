@@ -57,6 +57,8 @@ def folder(tmp_path):
         ("?\n\nGREMIO:\nGood morrow", "GREMIO:"),
         ("ing the walrus sai", "the"),  # the split cuts words in two
         (" walrus swam", "walrus"),
+        ("x c['red'] {a} walrus, sea", "walrus,"),  # no quotes and brackets, which a shell would read
+        ("x c['red'] b[1] y", "c['red']"),
         ("th walrus\n", "walrus"),
         ("12 + 3 = 15", "+"),
         ("all", "all"),

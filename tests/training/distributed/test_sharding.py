@@ -32,20 +32,23 @@ OPTIMISERS = {
 }
 
 
-def test_ranks_give_the_curve_of_one_process_which_resumes_what_they_wrote(tmp_path):
-    """One launch, which is most of the time, for ddp, fsdp, tensor and context."""
-    divided = ("tensor", "context")
+@pytest.mark.parametrize(
+    ("optimisers", "divided"),
+    [(("muon",), ("tensor",)), pytest.param(tuple(OPTIMISERS), ("tensor", "context"), marks=pytest.mark.slow)],
+)
+def test_ranks_give_the_curve_of_one_process_which_resumes_what_they_wrote(tmp_path, optimisers, divided):
+    """One launch, which is most of the time, for ddp, fsdp and divided blocks."""
     more = tuple(
         job(tmp_path, name, *MODELS["llama"], "loop.keep=9", "machine.parallel=fsdp", f"machine.{name}=2")
         for name in divided
     )
-    expected = compare(tmp_path, 2, OPTIMISERS, more)
+    expected = compare(tmp_path, 2, {name: OPTIMISERS[name] for name in optimisers}, more)
     whole = alone(tmp_path, "llama", *MODELS["llama"], "loop.keep=9")
     for name in divided:
         assert_same(curve(tmp_path / name), whole)
         first = (tmp_path / run / "checkpoints" / "step-00000000" / "model.safetensors" for run in (name, "llama"))
         assert len({path.read_bytes() for path in first}) == 1
-    for name, kind in itertools.product(OPTIMISERS, KINDS):
+    for name, kind in itertools.product(optimisers, KINDS):
         half = tmp_path / f"{name}-{kind}" / "checkpoints" / "step-00000010"
         session = resume_session(str(half), (f'out="{tmp_path / name / kind}-1"',))
         with muon_in_float32():

@@ -14,7 +14,9 @@ from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.distributed.group import check
 from glassformer.training.distributed.tensor import Division
 from glassformer.training.objective import Batch, summed_loss
-from glassformer.training.run import Loss
+from glassformer.training.optimizers import Optimizer, clear_held_rows
+from glassformer.training.run import Loss, Optim
+from glassformer.training.tuning.prepare import hold_padding
 from tests.training.distributed.ranks import alone, assert_same, curve, job, together
 from tests.training.distributed.test_layouts import MODELS
 from tests.training.distributed.threads import Threads, on_ranks
@@ -224,6 +226,23 @@ def test_a_vocabulary_need_not_be_a_multiple_of_the_ranks():
     assert [box.stop - box.start for box in boxes] == [3, 4, 4]
     assert division(0, 3, 11).whole_shape("embed.tokens.weight", (3, 4)) == (11, 4)
     assert division(2, 3, 11).whole_shape("head.bias", (4,)) == (11,)
+
+
+def test_rows_that_no_step_changes_are_those_of_the_whole_table():
+    """Rows 4 and on of 11 tokens: rank 0 has rows 0 to 4, rank 1 the other six, all of which stay."""
+    for rank, kept in ((0, 1), (1, 6)):
+        model = gf.build(gf.presets.gpt2(n_layers=1, n_heads=2, d_model=8, vocab_size=11), device="meta")
+        hold_padding(model, 4)
+        division(rank, 2, 11).divide(model)
+        model = model.to_empty(device="cpu")
+        for parameter in model.parameters():
+            torch.nn.init.ones_(parameter)
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = Optimizer(model, Optim(lr=0.1, weight_decay=0.1))
+        clear_held_rows(model.parameters())
+        optimizer.step(1.0)
+        table = model.embed.tokens.weight
+        assert [bool((row == 1).all()) for row in table] == [False] * (len(table) - kept) + [True] * kept
 
 
 def test_experts_and_positions_are_not_summed_and_biases_are():

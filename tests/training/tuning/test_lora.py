@@ -115,6 +115,7 @@ def test_experts_are_refused():
     assert target_layers(model, Lora(targets=("q", "v"))) == [f"decoder.blocks.0.attention.{x}" for x in "qv"]
 
 
+@pytest.mark.slow
 def test_the_result_goes_to_peft_and_back(tmp_path):
     """A run on GPT-2 whose adapter peft reads: its logits are those of our merged model."""
     peft = pytest.importorskip("peft")

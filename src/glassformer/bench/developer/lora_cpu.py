@@ -1,10 +1,12 @@
 """Fine-tune GPT-2 with LoRA on a CPU: peft with transformers, and glassformer, in turns in one run.
 
-    python -m glassformer.bench.developer.lora_cpu [--batch 4] [--context 256] [--layers 12] [--compiled] [--cpu-time]
+    python -m glassformer.bench.developer.lora_cpu [--batch 4] [--context 256] [--layers 12] [--precision float32]
+        [--compiled] [--cpu-time]
 
 The shape of GPT-2 (124M) with random weights, adapters of rank 16 on all linear layers but the head, AdamW at 3e-4,
-clipping at 1, float32. All start from the same folder and from adapters without effect, so the first losses are equal;
-if the losses at the end differ, the benchmark fails. `--compiled` adds peft under torch.compile. `--cpu-time` counts
+clipping at 1. `--precision bfloat16` computes the matmuls of all in bfloat16, under autocast. All start from the same
+folder and from adapters without effect, so the first losses are equal; if the losses at the end differ, the benchmark
+fails. `--compiled` adds peft under torch.compile. `--cpu-time` counts
 the CPU time of one thread instead of the time that passes: on a machine with other work, only that can be compared.
 """
 
@@ -13,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -28,8 +30,10 @@ from glassformer.training.sections import Start
 from glassformer.training.tuning.section import Lora
 from glassformer.weights import save
 
+Precision = Literal["float32", "bfloat16"]
 
-def ours(config: ModelConfig, folder: Path, batch: int) -> Step:
+
+def ours(config: ModelConfig, folder: Path, batch: int, precision: Precision) -> Step:
     """Return our training step."""
     run = Run(
         model=config,
@@ -38,13 +42,13 @@ def ours(config: ModelConfig, folder: Path, batch: int) -> Step:
         optim=Optim(lr=RATE, weight_decay=0.01),
         schedule=Schedule("constant", warmup=0),
         loop=Loop(steps=100_000, batch=batch),
-        machine=Machine(device="cpu", precision="float32"),
+        machine=Machine(device="cpu", precision=precision),
     )
     state = prepare_state(run)
     return lambda b: float(train_step(state, b)["loss"])
 
 
-def peers(folder: Path, compiled: bool) -> Step:
+def peers(folder: Path, compiled: bool, precision: Precision) -> Step:
     """Return the step of peft and transformers."""
     import peft
     import transformers
@@ -58,8 +62,9 @@ def peers(folder: Path, compiled: bool) -> Step:
     run = torch.compile(model) if compiled else model
 
     def step(b: Batch) -> float:
-        logits = run(input_ids=b.inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), b.targets.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            logits = run(input_ids=b.inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), b.targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
@@ -86,6 +91,7 @@ def main() -> None:
     options.add_argument("--layers", type=int, default=12, help="Layers of the model. Default: 12, as GPT-2.")
     options.add_argument("--rounds", type=int, default=5, help="Rounds in which all take turns. Default: 5.")
     options.add_argument("--steps", type=int, default=3, help="Steps per round. Default: 3.")
+    options.add_argument("--precision", choices=get_args(Precision), default="float32", help="Dtype of the matmuls.")
     options.add_argument("--compiled", action="store_true", help="Also measure peft under torch.compile.")
     options.add_argument("--cpu-time", action="store_true", help="Count the CPU time of one thread.")
     given = options.parse_args()
@@ -102,9 +108,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         save(build(config, seed=0), folder, format="hf")
-        contenders: dict[str, Step] = {"glassformer": ours(config, folder, given.batch), "peft": peers(folder, False)}
+        contenders: dict[str, Step] = {
+            "glassformer": ours(config, folder, given.batch, given.precision),
+            "peft": peers(folder, False, given.precision),
+        }
         if given.compiled:
-            contenders["peft compiled"] = peers(folder, True)
+            contenders["peft compiled"] = peers(folder, True, given.precision)
         for contender, step in contenders.items():
             start = time.perf_counter()
             loss = step(batches[0])

@@ -10,6 +10,8 @@ from glassformer.bench.peers.base import Mark, Order
 
 PRECISION = {"float8": "fp8"}
 """Precisions that have another name in `generate`."""
+CHUNK = 1024
+"""Tokens of a prompt that the reference reads at a time."""
 
 
 def _engine(order: Order) -> str:
@@ -35,7 +37,7 @@ class Peer:
         from glassformer.weights import load
 
         torch.set_num_threads(order.threads)
-        self.version = __version__
+        self.version, self.task = __version__, order.task
         self.engine, self.precision = _engine(order), PRECISION.get(order.precision, order.precision)
         self.model = load(order.model, dtype=_stored(order), device=order.device)
         if self.engine == "native":
@@ -48,6 +50,8 @@ class Peer:
 
         rows: list[list[int]] = [[] for _ in prompts]
         options: Any = {"engine": self.engine, "precision": self.precision}
+        if self.task == "reference":  # in float32 torch stores the scores of all its tokens at once
+            options["prefill_chunk"] = CHUNK
         for gained in stream(self.model, prompts, new, stop=[], **options):
             mark()
             for row, token in zip(rows, gained, strict=True):

@@ -162,12 +162,13 @@ class Prepared:
 
 
 def whole_word(text: str) -> str:
-    """The first whole word of a text that may begin and end within a word; one with a letter in it is preferred."""
+    """The first whole word of a text that may begin and end within a word; one of letters is preferred."""
     words = text.split()
     first = 0 if text[:1].isspace() else 1
     last = len(words) if text[-1:].isspace() else len(words) - 1
     whole = words[first:last] or words  # a text of one word, or without spaces
-    return next((word for word in whole if any(map(str.isalpha, word))), whole[0] if whole else "")
+    plain = [word for word in whole if word.rstrip(".,:;!?").isalpha()]  # a prompt that needs no quotes in a shell
+    return next(iter(plain or [word for word in whole if any(map(str.isalpha, word))] or whole), "")
 
 
 def prepare(

@@ -46,6 +46,7 @@ from glassformer.training.distributed.pieces import Box, box_of, piece_of, write
 from glassformer.training.distributed.replicate import Replicated, Root
 from glassformer.training.distributed.tensor import Division
 from glassformer.training.objective import Batch
+from glassformer.training.optimizers import clear_held_rows
 from glassformer.weights.tensors import Stored, release_all
 
 
@@ -109,7 +110,7 @@ class Sharded(Replicated):
         """Return the module that computes any function of a model whose parameters are sharded over the mesh."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        # inputs keep their dtype: the residual stream stays as wide as without sharding
+        # inputs keep their dtype: the residual stream has that of the embedding, which is gathered like all weights
         narrow = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
         policy = MixedPrecisionPolicy(**(narrow if self.machine.gather == "bfloat16" else {}))  # type: ignore[arg-type]
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
@@ -198,6 +199,7 @@ class Sharded(Replicated):
     def gradient_norm(self, model: Model) -> Tensor:
         if self.division is None:
             return self.full(super().gradient_norm(model))
+        clear_held_rows(model.parameters())
         gradients = [(name, self.local(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
         self.division.sum_gradients(gradients)
         norms = (

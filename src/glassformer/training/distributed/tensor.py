@@ -32,6 +32,7 @@ from glassformer.model.moe import MoE
 from glassformer.training.checkpoint import random_state, set_random_state
 from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.distributed.vocabulary import Vocabulary
+from glassformer.training.optimizers import HELD_ROWS
 from glassformer.training.run import Run
 
 SEQUENCE = 1
@@ -86,13 +87,17 @@ class Division:
 
     def divide(self, model: Model) -> None:
         """Replace parameters by their parts, and add the exchanges."""
+        held = dict(getattr(model, HELD_ROWS, {}))
         for name, parameter in list(model.named_parameters()):
             part = self.part(name, parameter.shape)
             if part is not None:
+                if name in held:  # the first of them, counted from the first row of this rank
+                    held[name] -= part[0].start
                 owner, _, leaf = name.rpartition(".")
                 shape = [p.stop - p.start for p in part]
                 cut = nn.Parameter(parameter.new_empty(shape), requires_grad=parameter.requires_grad)
                 setattr(model.get_submodule(owner), leaf, cut)
+        setattr(model, HELD_ROWS, held)
         self.has_dropout = model.config.dropout > 0
         Vocabulary(self.ranks, self.vocab_size).divide(model)
         for stack in (module for module in model.modules() if isinstance(module, Stack)):

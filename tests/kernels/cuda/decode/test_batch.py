@@ -60,6 +60,7 @@ def small(name, modern):
     return decoder(position=POSITIONS[name], head=c.Head(tied=False), d_model=40, attention__d_head=16, **changes)
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize(("name", "modern", "shares"), [("learned", False, 1), ("rotary-halves", True, 2)])
 def test_it_is_the_engine(name, modern, shares, tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def test_the_engine_computes_what_the_kernels_do_not(name):
     assert error(config(**changes), 2, torch.float16, engine_parts=engine_parts) < FP16
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_weights_in_8_bits(precision):
     """The reference has the same weights, rounded to 8 bits."""

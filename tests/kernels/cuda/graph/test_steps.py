@@ -1,5 +1,6 @@
 """Generation by captured steps: what torch generates, for every kind of model. On a CPU the steps are not captured."""
 
+import dataclasses
 import gc
 
 import pytest
@@ -11,6 +12,7 @@ from glassformer.generation.engine import Implementation, captured_dtype, in_pre
 from glassformer.generation.state import CapturedState
 from glassformer.kernels.cuda.graph import steps
 from glassformer.kernels.cuda.graph.steps import captured_steps, rounded_capacity
+from glassformer.kernels.decode import DECODE_KERNELS
 from glassformer.model import build
 from glassformer.model.moe import MoE
 from tests.variants import POSITIONS, decoder, lively
@@ -26,7 +28,7 @@ def captured(monkeypatch):
     def through(model, request):
         state = CapturedState(
             in_precision(model, captured_dtype(model, "float32")), request.prompts, request.max_new_tokens,
-            request.prefill_chunk, captured_steps, 16, "float32",
+            request.prefill_chunk, dataclasses.replace(DECODE_KERNELS[-1], capacity_step=16), "float32",
         )  # fmt: skip
         return state, Implementation("native", "cuda", "float32", "emulated")
 

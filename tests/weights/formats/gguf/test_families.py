@@ -36,6 +36,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(4)
 @NEEDS_LLAMA
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_computes_the_same(tmp_path, case):

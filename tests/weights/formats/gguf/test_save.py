@@ -30,6 +30,7 @@ def written(model, path, quantization=None, **options):
     return {finding.id: finding for finding in findings}, notes
 
 
+@pytest.mark.sample(8)
 @NEEDS_LLAMA
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_computes_the_same(tmp_path, case, monkeypatch):
@@ -71,6 +72,7 @@ def test_a_file_reads_back_bit_for_bit_and_is_written_again_as_it_was(tmp_path, 
     assert a.tensors.keys() == b.tensors.keys()
 
 
+@pytest.mark.sample(3)
 @NEEDS_LLAMA
 @pytest.mark.parametrize("quantization", ["f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
 def test_quantised_files(tmp_path, quantization):
@@ -86,6 +88,7 @@ def test_quantised_files(tmp_path, quantization):
     assert torch.equal(back.decoder.norm.weight.float(), model.decoder.norm.weight)
 
 
+@pytest.mark.sample(1)
 @NEEDS_LLAMA
 @pytest.mark.parametrize("seed", range(3))
 def test_experts_with_rounding_are_compared_by_their_median(tmp_path, seed, monkeypatch):

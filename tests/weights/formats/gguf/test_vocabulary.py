@@ -85,6 +85,7 @@ def test_there_and_back(case):
         assert back.decode(back.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
 
 
+@pytest.mark.sample(6)
 @NEEDS_LLAMA
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_gives_the_same_tokens(tmp_path, case):

@@ -9,6 +9,7 @@ from torch import Tensor
 from glassformer.kernels.cuda.decode import batch, decoder
 from glassformer.kernels.cuda.decode.batch import CudaBatch
 from glassformer.kernels.cuda.decode.decoder import CudaDecoder
+from glassformer.kernels.cuda.graph.prompt import prompt_reader
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.shapes import Float, Int
@@ -33,9 +34,11 @@ class Session:
         tokens = torch.tensor(prompts, device=self.model.device)
         if tokens.shape[1] == 0:
             return []
-        cache = self.model.new_cache("growing")
+        reader = prompt_reader(self.model)
+        cache = self.model.new_cache("static", capacity=tokens.shape[1])
         for part in tokens.split(chunk or tokens.shape[1], 1):
-            self.model(part, cache=cache)
+            x = self.model.embed(part)
+            self.model.decoder(x, cache=cache) if reader is None else reader(x, None, cache)
         layers: list[Any] = list(cache.layers)
         return [(layer.k, layer.v) for layer in layers]
 

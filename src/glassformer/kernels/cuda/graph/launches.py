@@ -1,8 +1,9 @@
 """The sources of the kernels of a step, their arguments, and one launch of each."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ OUTPUTS = {"float": 0, "activation": 1, "gated": 2, "add": 3, "logits": 4}
 """What follows a matmul, as linear.cu numbers it."""
 
 
-def _structure(name: str, pointers: str, floats: str, integers: str) -> type[ctypes.Structure]:
-    """Return the mirror of a struct of pointers, then floats, then ints. `x:3` is an array of three."""
+def _structure(name: str, pointers: str, floats: str, integers: str, longs: str = "") -> type[ctypes.Structure]:
+    """Return the mirror of a struct of pointers, then long longs, floats and ints. `x:3` is an array of three."""
 
     def fields(names: str, kind: Any) -> list[tuple[str, Any]]:
         split = [field.partition(":") for field in names.split()]
         return [(field, kind * int(count) if count else kind) for field, _, count in split]
 
-    members = fields(pointers, ctypes.c_void_p) + fields(floats, ctypes.c_float) + fields(integers, ctypes.c_int32)
+    members = fields(pointers, ctypes.c_void_p) + fields(longs, ctypes.c_int64)
+    members += fields(floats, ctypes.c_float) + fields(integers, ctypes.c_int32)
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
@@ -50,6 +52,13 @@ ARGUMENTS = {
         "scale eps",
         "width columns centred slots is_last",
     ),
+    "prompt": _structure(
+        "PromptArguments",
+        "q k v keys values cosines sines q_weight q_bias k_weight k_bias gate up",
+        "eps clip limit up_offset",
+        "tokens first capacity own_waves",
+        "count",
+    ),
 }
 """The argument of the kernels of each source file; mirrors its struct `Arguments`."""
 
@@ -67,8 +76,8 @@ class Launch:
 
     def text(self, instead: Mapping[str, str] | None = None) -> str:
         """The source for this launch. `instead` replaces files by other texts, for the emulation in tests."""
-        macros = {"WARPS": WARPS, **self.macros}
-        return nvrtc.source(Path(__file__).parent, (*COMMON, f"{self.file}.cu"), macros, instead)
+        macros = (("WARPS", WARPS), *self.macros.items())
+        return _text(self.file, macros) if instead is None else _joined(self.file, macros, instead)
 
     def arguments(self) -> ctypes.Structure:
         made = ARGUMENTS[self.file]()
@@ -84,6 +93,14 @@ class Launch:
         """Launch the kernel on the current stream. It may start before the kernel launched before it has ended."""
         kernel = nvrtc.kernel(self.text(), self.kernel, torch.cuda.current_device())
         kernel.launch(self.arguments(), self.blocks, 32 * WARPS, cluster=self.cluster, early=True)
+
+
+def _joined(file: str, macros: Iterable[tuple[str, int]], instead: Mapping[str, str] | None = None) -> str:
+    return nvrtc.source(Path(__file__).parent, (*COMMON, f"{file}.cu"), dict(macros), instead)
+
+
+_text = lru_cache(1024)(_joined)
+"""The same string for the same launch: prompts launch kernels one by one, and a string keeps its hash."""
 
 
 def _address(value: object) -> object:

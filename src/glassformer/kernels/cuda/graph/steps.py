@@ -163,7 +163,7 @@ def captured_steps(
     memory_mask: Bool[Tensor, "B N"] | None = None,
 ) -> CapturedSteps:
     """Return the steps that continue a cache. Those captured last are used again if model and sizes are the same."""
-    key = (batch, precision, _fingerprint(model))
+    key = (batch, precision, fingerprint(model))
     made_for, made = _LAST.get(model, (None, None))
     if made is not None and made_for == key and made.cache.slots >= slots and isinstance(model, DecoderLM):
         made.cache.take(filled)
@@ -194,7 +194,7 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
-def _fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
+def fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
     """What changes if the weights move or change: kernels read the parameters in place, norms and biases as copies."""
     return tuple((p.data_ptr(), p._version) for p in model.parameters())
 

@@ -1,0 +1,151 @@
+"""Prompts that the kernels prepare, emulated on a CPU, give the hidden states and the KV cache of the engine."""
+
+import dataclasses
+import gc
+import weakref
+
+import pytest
+import torch
+
+from glassformer import config as c
+from glassformer.generation import engine, state
+from glassformer.kernels.cuda.graph import prompt
+from glassformer.kernels.cuda.graph.launches import Launch
+from glassformer.kernels.decode import DECODE_KERNELS
+from glassformer.model import build
+from tests.emulated_cuda import needs_compiler
+from tests.kernels.cuda.graph.emulated import on_cpu  # noqa: F401
+from tests.kernels.cuda.graph.test_fused import ENGINE, VARIANTS, V, config
+
+T, SLOTS = 7, 12
+pytestmark = [needs_compiler, pytest.mark.usefixtures("on_cpu")]
+BOUND = 2.5
+"""Errors are measured in those of the engine in the same dtype, which rounds at other places."""
+
+
+def models(cfg: c.DecoderConfig, dtype: torch.dtype):
+    """Return a model in float32 and in `dtype`, with the same weights."""
+    cfg = dataclasses.replace(cfg, init_std=0.3)
+    exact, generator = build(cfg, seed=1).eval(), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in exact.named_parameters():
+            if "norm" in name or name.endswith(("bias", "sinks")):
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+            parameter.copy_(parameter.to(dtype).float())
+    half = build(cfg, seed=1).eval()
+    half.load_state_dict(exact.state_dict())
+    return exact, half.to(dtype)
+
+
+def read(model, ids, real=None, chunk=T, reader=None):
+    """Return the last hidden states and the filled keys and values of each layer, after a prompt read in chunks."""
+    cache = model.new_cache("static", capacity=SLOTS)
+    with torch.no_grad():
+        for first in range(0, ids.shape[1], chunk):
+            x = model.embed(ids[:, first : first + chunk])
+            mask = None if real is None else real[:, first : first + chunk]
+            hidden = model.decoder(x, mask, cache=cache) if reader is None else reader(x, mask, cache)
+    return hidden[:, -1:], [(s.k[:, :, : cache.length], s.v[:, :, : cache.length]) for s in cache.layers]
+
+
+def difference(found, wanted) -> float:
+    return float((found.float() - wanted).abs().max() / wanted.abs().max())
+
+
+def worst(cfg, dtype=torch.float16, batch: int = 2, real=None, chunk: int = T) -> float:
+    """Return the largest error of hidden states, keys and values, divided by the largest of the engine in `dtype`."""
+    exact, half = models(cfg, dtype)
+    ids = torch.randint(0, V, (batch, T), generator=torch.Generator().manual_seed(5))
+    reader = prompt.prompt_reader(half)
+    assert reader is not None
+    wanted, kept = read(exact, ids, real, chunk)
+    seen = torch.ones(batch, T, dtype=torch.bool) if real is None else real
+
+    def error(found, stored) -> float:
+        caches = [
+            difference(a.transpose(1, 2)[seen], b.transpose(1, 2)[seen])
+            for mine, theirs in zip(stored, kept, strict=True)
+            for a, b in zip(mine, theirs, strict=True)
+        ]
+        return max(difference(found, wanted), *caches)
+
+    return error(*read(half, ids, real, chunk, reader)) / error(*read(half, ids, real, chunk))
+
+
+def test_a_llama_like_model():
+    assert worst(config()) < BOUND
+    assert worst(config(), torch.bfloat16) < BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_part(name):
+    assert worst(config(**VARIANTS[name])) < BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINE)
+def test_what_the_kernels_do_not_support_is_computed_by_the_modules(name):
+    changes, _ = ENGINE[name]
+    assert worst(config(**changes)) < BOUND
+
+
+def test_padded_prompts_have_positions_of_their_own():
+    real = torch.ones(2, T, dtype=torch.bool)
+    real[1, :3] = False
+    assert worst(config(), real=real) < BOUND
+
+
+def test_a_prompt_in_chunks():
+    assert worst(config(), chunk=3) < BOUND
+
+
+@pytest.mark.parametrize("kernel", ["prepare_heads", "apply_gate"])
+def test_a_kernel_that_does_nothing_is_noticed(kernel, monkeypatch):
+    run = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: None if self.kernel == kernel else run(self))
+    assert worst(config()) > 10 * BOUND
+
+
+def test_a_reader_is_made_again_when_weights_change_and_keeps_no_model_alive():
+    _, half = models(config(attention=c.Attention(4, 2, d_head=16, qk_norm=c.RMSNorm())), torch.float16)
+    made = prompt.prompt_reader(half)
+    assert prompt.prompt_reader(half) is made
+    with torch.no_grad():
+        half.decoder.blocks[0].attention.q_norm.weight.mul_(2.0)
+    assert prompt.prompt_reader(half) is not made
+    watched = weakref.ref(half)
+    del half, made
+    gc.collect()
+    assert watched() is None
+
+
+def test_models_without_kernels_have_no_reader():
+    assert prompt.prompt_reader(build(config(), seed=0)) is None  # float32
+    narrow = config(d_model=32, attention=c.Attention(2, d_head=16))
+    assert prompt.prompt_reader(build(narrow, seed=0).half()) is None
+
+
+def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_tokens_follow():
+    exact, half = models(config(), torch.float16)
+    graph = DECODE_KERNELS[-1]
+    prompts = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(4)).tolist()
+    made = state.CapturedState(half, prompts, 2, None, graph, "float16", captures=False)
+    assert isinstance(made.reader, prompt.PromptReader)
+    assert made.greedy is None
+    ids = torch.tensor(prompts)
+    with torch.no_grad():
+        assert difference(made.start(), exact(ids)[:, -1]) < 1e-2
+        more = torch.tensor([5, 6])
+        wanted = exact(torch.cat([ids, more[:, None]], 1))[:, -1]
+        assert difference(made.step(more), wanted) < 1e-2
+
+
+def test_a_long_prompt_is_worth_kernels_that_read_it(monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_NATIVE", raising=False)
+    call = engine.Call(config(), torch.bfloat16, torch.device("cuda"), max_new_tokens=1, precision="bfloat16")
+    graph, small = DECODE_KERNELS[-1], DECODE_KERNELS[-2]
+    assert "32 new tokens" in (engine._not_worth_it(call, graph) or "")
+    long = dataclasses.replace(call, prompt_tokens=engine.LONG_PROMPT)
+    assert engine._not_worth_it(long, graph) is None
+    assert "32 new tokens" in (engine._not_worth_it(long, small) or "")
