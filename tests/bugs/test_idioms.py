@@ -4,7 +4,7 @@ import pytest
 
 import glassformer as gf
 from glassformer.doctor.subject.adapt import subject_of
-from tests.bugs.idioms import by_hand, encoders, kept_caches, parameters, shifted
+from tests.bugs.idioms import by_hand, encoders, kept_caches, parameters, ring, shifted
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +91,16 @@ def test_a_model_of_parameters_is_examined(scores):
 @pytest.mark.parametrize("bug", parameters.BUGS)
 def test_bugs_of_a_model_of_parameters(bug, scores):
     assert first(parameters.build(bug, scores)) == parameters.BUGS[bug]
+
+
+def test_a_ring_of_slots_is_a_cache():
+    report = gf.diagnose(ring.build())
+    assert report.healthy, report.text()
+    assert {"cache_mask/prompt", "cache_mismatch/steps", "cache_mask/chunks"} <= {
+        f.id for f in report.findings if f.passed
+    }
+
+
+@pytest.mark.parametrize("bug", ring.BUGS)
+def test_a_wrong_ring_is_no_matter_of_the_mask(bug):
+    assert first(ring.build(bug)) in ring.BUGS[bug]

@@ -6,10 +6,10 @@ import torch
 import glassformer as gf
 from glassformer import config as c
 from glassformer.errors import GlassformerError
-from glassformer.kernels.toolchain import cxx
+from tests.cli.asking import has_compiler
 from tests.variants import decoder, lively
 
-needs_compiler = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler here")
 TEXTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7]]
 
 

@@ -62,7 +62,8 @@ def test_a_vocabulary_of_any_size_is_padded_without_effect(columns, rows, with_b
         return plain(logits, *rest)
 
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
-        patch.setattr(chunked_loss, "chunk_gradients", spy)
+        patch.setattr(chunked_loss, "gradients_of", lambda logits: spy)
+        patch.setattr(chunked_loss, "row_multiple", lambda device, dtype, float8: 8)  # as on a GPU
         found = linear_cross_entropy(*narrow[:2], targets, narrow[2] if with_bias else None, -100, 0.1, 0.01)
     assert set(seen) == {(rows, columns)}
     for a, b in zip(found, wanted, strict=True):
@@ -149,5 +150,11 @@ def test_written_in_place_the_gradient_is_the_same(settings, columns):
         found = chunked_loss.chunk_gradients_in_place(logits.clone(), targets, -100, *settings, columns)
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    assert chunked_loss.gradients_of(logits) is chunked_loss.chunk_gradients_in_place
-    assert chunked_loss.gradients_of(logits.bfloat16()) is chunked_loss.chunk_gradients
+        half = logits.bfloat16()
+        wanted = chunked_loss.chunk_gradients(half, targets, -100, *settings, columns)
+        found = chunked_loss.chunk_gradients_in_place(half.clone(), targets, -100, *settings, columns)
+        assert found[2].dtype is torch.bfloat16
+        for a, b in zip(found, wanted, strict=True):  # the gradient is rounded to 8 bits, the sums are not
+            torch.testing.assert_close(a, b, rtol=1e-5 if a.dim() == 0 else 2**-7, atol=1e-6)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert chunked_loss.gradients_of(logits.to(dtype)) is chunked_loss.chunk_gradients_in_place

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from glassformer import config as c
 from glassformer.config import presets
 from glassformer.weights.families import FAMILIES
-from tests.weights.page import on_gpu
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
@@ -24,6 +25,9 @@ def test_every_model_type_is_on_the_page():
 
 
 def test_the_column_of_gpu_kernels_names_the_outermost_field():
+    pytest.importorskip("glassformer.kernels")
+    from tests.weights.page import on_gpu
+
     plain = presets.llama_tiny(d_model=36, n_heads=6)  # sizes that no kernel takes do not count
     latent = c.Attention(6, d_head=12, d_value=8, bias=False, latent=c.Latent(kv_rank=14, d_shared=4))
     assert on_gpu(plain) == "yes"

@@ -59,14 +59,14 @@ def chunk_gradients(
 def chunk_gradients_in_place(
     logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `chunk_gradients` does, for float32 logits on a CPU, in three passes over them.
+    """Return what `chunk_gradients` does, on a CPU, in three passes over the logits and as few copies of them.
 
     The gradient is written over the log-probabilities. (Such writes cannot be compiled: see `_LinearCrossEntropy`.)
     """
     z = logits[:, :columns]
     counted = targets != ignored
     safe = torch.where(counted, targets, 0)[:, None]
-    logp = z.log_softmax(-1)
+    logp = z.log_softmax(-1, dtype=torch.promote_types(z.dtype, torch.float32))
     picked = logp.gather(1, safe)
     plain = torch.where(counted, -picked[:, 0], 0.0)
     total = plain
@@ -83,6 +83,7 @@ def chunk_gradients_in_place(
     gradient.scatter_add_(1, safe, torch.full_like(picked, smoothing - 1))
     if not bool(counted.all()):
         gradient[~counted] = 0.0
+    gradient = gradient.to(logits.dtype)
     if z.shape != logits.shape:
         gradient = F.pad(gradient, (0, logits.shape[1] - z.shape[1]))
     return total.sum(), plain.sum(), gradient
@@ -91,7 +92,7 @@ def chunk_gradients_in_place(
 def gradients_of(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Return the function that computes the loss of these logits and its gradient."""
     eager = logits.device.type == "cpu" and not torch.compiler.is_compiling()
-    return chunk_gradients_in_place if eager and logits.dtype is torch.float32 else chunk_gradients
+    return chunk_gradients_in_place if eager and logits.dtype in (torch.float32, torch.bfloat16) else chunk_gradients
 
 
 def head_gradients(
@@ -127,6 +128,11 @@ def frozen_head_gradients(
     total, plain, gradient = gradients_of(logits)(logits, targets, *settings, columns)
     nothing = hidden.new_zeros(())
     return total, plain, gradient @ weight, nothing, None if bias is None else nothing
+
+
+def row_multiple(device: str, dtype: torch.dtype, float8: bool) -> int:
+    """Return what the number of logits of a row is a multiple of. On a CPU it may be any number."""
+    return 16 if float8 else 8 if dtype is torch.bfloat16 and device != "cpu" else 1
 
 
 def padded_rows(columns: int, multiple: int) -> int:
@@ -233,7 +239,7 @@ def linear_cross_entropy(
         is_frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
         gradients = frozen_head_gradients if is_frozen else head_gradients
     prepare, gradients = (None, gradients) if kernel is None else kernel
-    multiple = 16 if float8 else 8 if dtype is torch.bfloat16 else 1
+    multiple = row_multiple(device, dtype, float8)
     alive = PLAIN_LOGIT if is_plain and not torch.compiler.is_compiling() else 4
     with torch.autocast(device, enabled=False):
         out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(

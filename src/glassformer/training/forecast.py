@@ -30,7 +30,7 @@ from glassformer.training.tuning.lora import target_layers
 
 SHAKESPEARE_CHARACTERS = 65
 """The alphabet of tiny Shakespeare, a file whose hash is known: sizing need not download it."""
-CHUNK_COPIES = {"cuda": {4: 8.0, 2: float(KERNEL_LOGIT)}, "cpu": {4: 8.0, 2: float(PLAIN_LOGIT)}}
+CHUNK_COPIES = {"cuda": {4: 8.0, 2: float(KERNEL_LOGIT)}, "cpu": {4: 8.0, 2: 10.0}}
 """Bytes alive for each logit while a chunk of the loss is computed, by width of the logits."""
 
 

@@ -159,7 +159,23 @@ def _prompt_cause(subject: Subject, finding: Finding) -> Finding:
     cause, words, layer = explain_step(subject, **_scene(subject, finding))
     if cause in ("decode_position", "window", "cache_mismatch"):
         return change(finding, id=f"{cause}/prompt", evidence={**finding.evidence, "cause": words, "layer": layer})
+    if cause is None and _same_in_steps(subject, finding):
+        singly = {"pieces": [1] * sum(finding.evidence["pieces"]), "piece": finding.evidence["first_bad"]}
+        return explained(subject, change(finding, remedy=STEP_REMEDY, evidence={**finding.evidence, **singly}))
     return change(finding, evidence={**finding.evidence, "cause": words, "layer": layer})
+
+
+def _same_in_steps(subject: Subject, finding: Finding) -> bool:
+    """Whether a prompt gives the same wrong logits token by token: then no mask among its tokens is the cause."""
+    rows, sizes = finding.evidence["rows"], finding.evidence["pieces"]
+    try:
+        with subject.isolated(_factor(finding)) as isolated:
+            tokens = isolated.tokens(rows, sum(sizes), seed=sum(sizes) + rows)
+            together, _ = run_chunks(isolated, tokens, sizes)
+            singly, _ = run_chunks(isolated, tokens, [1] * sum(sizes))
+            return finding.bound is not None and gap(singly, together) <= finding.bound
+    except Exception:  # single tokens may not be possible
+        return False
 
 
 def _several(cases: list[tuple[int, list[int]]]) -> Callable[[Subject], Measured]:

@@ -8,6 +8,14 @@ from glassformer.model import build
 from tests.kernels.test_decode_support import BASE, CHANGES
 
 
+@pytest.fixture(autouse=True)
+def _forget_answers():
+    """Answers are kept, and these tests change the rules."""
+    parts.unsupported_parts.cache_clear()
+    yield
+    parts.unsupported_parts.cache_clear()
+
+
 def refused(config: c.ModelConfig) -> set[str]:
     return set(parts.unsupported_parts(config, 0))
 
@@ -44,6 +52,7 @@ def test_a_new_field_is_refused_until_it_is_listed(monkeypatch):
     assert "model" not in refused(config)
     allowed = {name: rule for name, rule in parts.ALLOWED.items() if name not in ("attention.scale", "residual_scale")}
     monkeypatch.setattr(parts, "ALLOWED", allowed)
+    parts.unsupported_parts.cache_clear()
     found = parts.unsupported_parts(config, 0)
     assert "attention.scale=0.9" in found["attention"]
     assert "residual_scale=0.5" in found["model"]

@@ -1,5 +1,6 @@
 """A model as the CUDA kernels read it: matrices of all layers stacked, position tables, sizes as macros."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ ALLOWED = dict(decode_support.ALLOWED)
 """The config fields that the CUDA kernels implement."""
 
 
+@lru_cache(64)  # each generation asks again
 def unsupported_config(config: c.ModelConfig) -> str | None:
     """Return why the CUDA kernels cannot run a model of this config, or None if they can."""
     if (reason := decode_support.unsupported_config(config, ALLOWED)) is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ ROUTED = ("feedforward.router", "feedforward.shared")
 """Fields of a mixture of experts that torch computes: the choice of the experts, and the shared expert."""
 
 
+@lru_cache(1024)  # each generation asks again
 def unsupported_parts(config: c.ModelConfig, layer: int) -> dict[str, str]:
     """Return the parts of a layer (or of the whole model, "model") that the kernels do not compute, with the reason."""
     flat = dataclasses.replace(

@@ -139,8 +139,9 @@ class PromptReader:
         H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
         sequences, tokens = self.sizes
         if store.k is None or store.v is None:
-            store.k = k.new_zeros(sequences, G, store.capacity, K)
-            store.v = v.new_zeros(sequences, G, store.capacity, U)
+            self._allocate(cache, k)
+        assert store.k is not None
+        assert store.v is not None
         rotation, (q_norm, k_norm) = context.rotation, self.norms[layer]
         given: dict[str, Any] = {
             "q": q, "k": k, "v": v, "keys": store.k, "values": store.v, "count": sequences * tokens * (H + 2 * G),
@@ -162,6 +163,14 @@ class PromptReader:
         blocks = -(-given["count"] // launches.WARPS)
         Launch("prompt", "prepare_heads", macros, given, blocks).run()
         return store.k[:, :, : cache.length], store.v[:, :, : cache.length]
+
+    def _allocate(self, cache: Cache, like: Tensor) -> None:
+        """Give the layers of an empty cache their buffers, which are parts of two tensors: two calls for all."""
+        stores: list[Any] = [store for store, fused in zip(cache.layers, self.attends, strict=True) if fused]
+        shape = (len(stores), self.sizes[0], self.config.n_kv_heads, stores[0].capacity)
+        keys, values = like.new_zeros(*shape, self.config.d_head), like.new_zeros(*shape, self.config.d_value)
+        for store, k, v in zip(stores, keys.unbind(), values.unbind(), strict=True):
+            store.k, store.v = k, v
 
     def _feed(self, layer: int, block: Block, h: Tensor, into: Tensor | None) -> Tensor:
         module: Any = block.feedforward
