@@ -2,8 +2,9 @@
 
     python -m glassformer.bench.developer.doctor_times [--every N] [--without-gpt2]
 
-Each model is examined once with all probes, on one thread, after a first model that is not counted. Prints the median
-of the wall times of the tiny models with its quartiles, and the wall time of GPT-2 small.
+Each model is examined once with all probes, after a first model that is not counted: tiny ones on one thread, GPT-2
+small on as many as torch uses. Prints the median of the wall times of the tiny models with its quartiles, and the wall
+time of GPT-2 small.
 """
 
 import argparse
@@ -63,12 +64,14 @@ def main(arguments: list[str] | None = None) -> int:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     examine("GPT2LMHeadModel", SECONDS)
     tiny = []
     for name in class_names()[:: given.every]:
         tiny.append(examine(name, SECONDS))
         print(f"{name}: {state_of(tiny[-1])} {tiny[-1].get('seconds', 0.0):.2f} s", file=sys.stderr, flush=True)
+    torch.set_num_threads(threads)
     print("\n".join(lines(tiny, None if given.without_gpt2 else gpt2_small())))
     return 0
 
