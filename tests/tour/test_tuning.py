@@ -19,6 +19,7 @@ def adapted(tmp_path_factory):
         return *tuning.adapt(tiny_plan(tmp_path_factory.mktemp("tuning"), tuning_steps=3), events.append), events
 
 
+@pytest.mark.slow  # the tour as a whole (test_run.py) goes through this stage
 def test_adapters_learn_and_the_base_does_not_change(adapted):
     record, findings, events = adapted
     assert [finding.id for finding in findings if not finding.passed] == []
@@ -30,6 +31,7 @@ def test_adapters_learn_and_the_base_does_not_change(adapted):
     assert all(one.base != one.answer == one.expected for one in record.answers)
 
 
+@pytest.mark.slow
 def test_each_check_can_fail(adapted):
     record, _, _ = adapted
     worse = dataclasses.replace(record, validation=[(0, 2.0), (3, 1.9)])

@@ -94,5 +94,6 @@ def folders(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_the_peak_is_little_more_than_the_model(folders):
     assert {form: peak for form, peak in peaks(folders).items() if peak > LIMIT} == {}

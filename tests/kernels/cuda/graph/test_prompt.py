@@ -72,9 +72,9 @@ def worst(cfg, dtype=torch.float16, batch: int = 2, real=None, chunk: int = T) -
     return error(*read(half, ids, real, chunk, reader)) / error(*read(half, ids, real, chunk))
 
 
-def test_a_llama_like_model():
-    assert worst(config()) < BOUND
-    assert worst(config(), torch.bfloat16) < BOUND
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+def test_a_llama_like_model(dtype):
+    assert worst(config(), dtype) < BOUND
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The comparison with llama.cpp fails where it should, and says so where it cannot be made."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -28,6 +29,7 @@ def test_another_model_fails_and_so_does_a_file_that_cannot_be_loaded(tmp_path):
     assert "could not run the file" in finding.why
 
 
+@pytest.mark.slow
 @NEEDS_LLAMA
 def test_with_gelu_from_a_table_in_float16_gpt2_is_as_close_as_the_others(tmp_path):
     """llama.cpp rounds the input and the output of GELU to float16. With the same rounding here little is left."""
