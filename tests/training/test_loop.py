@@ -314,12 +314,12 @@ def test_bf16_trains_close_to_float32(tmp_path):
 
 
 def test_products_in_8_bits_are_refused_without_a_gpu_and_named_with_one(tmp_path, monkeypatch):
+    fp8 = pytest.importorskip("glassformer.kernels.cuda.training.fp8")
     float8 = ("machine.precision=bfloat16", "machine.products=float8", "machine.device=auto")
     session = tiny.session(tmp_path, *float8, "model.d_model=48", "loop.steps=4", "loop.log_every=1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="needs a CUDA GPU, and this run is on the cpu"):
         prepare_state(session.run)
-    fp8 = pytest.importorskip("glassformer.kernels.cuda.training.fp8")
     monkeypatch.setattr(fp8, "unsupported_device", lambda device: None)
     events = []
     state = train(session.run, session.data, events.append)
