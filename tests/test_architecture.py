@@ -189,6 +189,7 @@ def test_light_imports_stay_light(code):
 
 def test_a_gpu_machine_without_optional_packages_imports_decodes_and_trains_without_the_compiler_of_torch(tmp_path):
     """The compiler takes as long to import as torch, which imports it for some operations on the meta device."""
+    pytest.importorskip("glassformer.kernels")
     gf.save(gf.build(gf.presets.gpt2(n_layers=1, d_model=24, vocab_size=31), seed=0), tmp_path / "model")
     code = f"""
 import sys
