@@ -33,13 +33,13 @@ What does not fit into the memory of the device is tried with weights gathered i
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
-from glassformer.config import DecoderConfig, Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
+from glassformer.config import DecoderConfig, ModelConfig
 from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import flops, lengths
 from glassformer.sizing.parameters import active
-from glassformer.sizing.rank_memory import held_parameters, rank_bytes
+from glassformer.sizing.rank_memory import held_parameters, hidden_units, rank_bytes
 from glassformer.sizing.strategy import Strategy, parse_strategy, strategies, why_impossible
 
 _RESIDUAL, _HIDDEN, _LOGIT = 42.0, 13.4, 7.5
@@ -170,24 +170,9 @@ def work(config: ModelConfig, context: int, shared: int = 1) -> Work:
     needed = {part: n / shared for part, n in flops(config, 1, context).needed.items()}
     matmuls = 3 * sum(n for part, n in needed.items() if part not in ("scores", "mix", "cross_scores"))
     attention = 3.5 * sum(needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
-    hidden = _hidden(config.feedforward)
+    hidden = hidden_units(config.feedforward, gated=1.5)  # two inputs and one output instead of one of each
     moved = context * (config.n_layers * (_RESIDUAL * config.d_model + _HIDDEN * hidden) + _LOGIT * config.vocab_size)
     return Work(matmuls, attention, moved / shared)
-
-
-def _hidden(feedforward: FeedForward) -> float:
-    """Return the hidden numbers per token that `_HIDDEN` bytes are counted for, over all active experts."""
-    match feedforward:
-        case MoE(n_active=active_experts, expert=expert):
-            return active_experts * _hidden(expert)
-        case Gated(d_ff=width):
-            return 1.5 * width  # two inputs and one output instead of one of each
-        case Dense(d_ff=width):
-            return width
-        case NoFeedForward():
-            return 0.0
-        case _:
-            assert_never(feedforward)
 
 
 def plan(

@@ -152,18 +152,18 @@ def _flowing_bytes(config: ModelConfig, tokens: float, strategy: Strategy, strea
 
     Of a gated one, those of both factors of its hidden units; and those of its output, in two dtypes.
     """
-    hidden = _hidden_units(config.feedforward) / strategy.tensor
+    hidden = hidden_units(config.feedforward, gated=2) / strategy.tensor
     residual = config.d_model * (stream / strategy.tensor + 2)
     return tokens / strategy.context * (2 * hidden + residual)
 
 
-def _hidden_units(feedforward: FeedForward) -> float:
-    """Return the hidden numbers of a token that have gradients at the same time."""
+def hidden_units(feedforward: FeedForward, gated: float) -> float:
+    """Return the hidden numbers of a token over all active experts; each unit with a gate counts as `gated`."""
     match feedforward:
         case MoE(n_active=active, expert=expert):
-            return active * _hidden_units(expert)
+            return active * hidden_units(expert, gated)
         case Gated(d_ff=width):
-            return 2 * width
+            return gated * width
         case Dense(d_ff=width):
             return width
         case NoFeedForward():

@@ -11,7 +11,7 @@ from glassformer.generation import Sampling, generate, loop
 from glassformer.generation.engine import Implementation, captured_dtype, in_precision
 from glassformer.generation.state import CapturedState
 from glassformer.kernels.cuda.graph import steps
-from glassformer.kernels.cuda.graph.steps import captured_steps, rounded_capacity
+from glassformer.kernels.cuda.graph.steps import captured_steps
 from glassformer.kernels.decode import DECODE_KERNELS
 from glassformer.model import build
 from glassformer.model.moe import MoE
@@ -121,10 +121,6 @@ def test_experts_are_restored_after_a_capture():
         every = mixture.mix(x, gates, choice)
     assert mixture.mix == plain
     torch.testing.assert_close(every, plain(x, gates, choice))
-
-
-def test_capacities_are_rounded_up():
-    assert [rounded_capacity(n) for n in (1, 256, 257)] == [256, 256, 512]
 
 
 def test_what_is_not_fused_has_a_reason(monkeypatch):

@@ -31,10 +31,6 @@ SLOT_STEP = 256
 """Capacities are rounded up to a multiple of this, so that a generation of similar length reuses the last capture."""
 
 
-def rounded_capacity(tokens: int) -> int:
-    return -(-tokens // SLOT_STEP) * SLOT_STEP
-
-
 def why_not_fused(model: DecoderLM | Seq2Seq, batch: int, precision: str) -> str | None:
     """Return why a step of a model consists of torch's kernels alone, or None if fused kernels compute parts of it."""
     if precision not in WEIGHTS:
