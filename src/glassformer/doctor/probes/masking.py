@@ -1,5 +1,6 @@
 """Padding is invisible: its content, its amount, its side, with a cache, in half precision."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace as change
 from functools import partial
@@ -12,6 +13,7 @@ from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import look
 from glassformer.doctor.probes.padding import Padded, amounts, conventions, feed_padded, pad_fill, padded
 from glassformer.doctor.subject.errors import Unsupported
+from glassformer.doctor.subject.isolate import HalfAsFloat
 from glassformer.doctor.subject.measure import (
     CROSS_WHY,
     RELATIVE,
@@ -63,23 +65,38 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
         return bad
 
     for dtype in (None, *HALVES):
-        for with_padding in (False, True):
-            if with_padding and subject.interface.mask is None:
-                continue
-            name = f"mask_nan/{str(dtype or subject.dtype).removeprefix('torch.')}{'-padded' if with_padding else ''}"
-            name = "mask_nan/plain" if dtype is None and not with_padding else name
-            if dtype is not None and subject.module is None:
-                yield Finding.skip(name, "not a module, so it cannot be cast")
-                continue
-            try:
-                with subject.isolated(dtype=dtype) as isolated:
-                    bad = count(isolated, with_padding)
-            except Exception as error:
-                yield Finding.skip(name, f"it does not run so: {' '.join(str(error).split())[:100]}")
-                continue
-            yield Finding.judge(
-                name, bad, 0, "logits of real tokens are finite", NAN if with_padding else OVERFLOW, dtype=str(dtype)
-            )
+        kinds = (False,) if subject.interface.mask is None else (False, True)
+        names = [_nan_id(subject, dtype, with_padding) for with_padding in kinds]
+        if dtype is not None and subject.module is None:
+            yield from (Finding.skip(name, "not a module, so it cannot be cast") for name in names)
+            continue
+        found: dict[bool, int | str] = {}
+        slow = dtype is torch.float16 and subject.large and subject.device.type == "cpu"
+        try:
+            with subject.isolated(dtype=dtype) as isolated, HalfAsFloat() if slow else contextlib.nullcontext():
+                for with_padding in kinds:
+                    try:
+                        found[with_padding] = count(isolated, with_padding)
+                    except Exception as error:
+                        found[with_padding] = _in_short(error)
+        except Exception as error:
+            found = dict.fromkeys(kinds, _in_short(error))
+        for name, with_padding in zip(names, kinds, strict=True):
+            bad, remedy = found[with_padding], NAN if with_padding else OVERFLOW
+            if isinstance(bad, str):
+                yield Finding.skip(name, f"it does not run so: {bad}")
+            else:
+                yield Finding.judge(name, bad, 0, "logits of real tokens are finite", remedy, dtype=str(dtype))
+
+
+def _nan_id(subject: Subject, dtype: torch.dtype | None, with_padding: bool) -> str:
+    if dtype is None and not with_padding:
+        return "mask_nan/plain"
+    return f"mask_nan/{str(dtype or subject.dtype).removeprefix('torch.')}{'-padded' if with_padding else ''}"
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:100]
 
 
 def _places(isolated: Subject, batch: Padded) -> dict[str, Any]:
@@ -154,10 +171,12 @@ def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
         amount = _left_amount(subject, amount)
     yield amount
     if amount.verdict is Verdict.PASS and side == "left" and _places_wanted(subject):
-        plain = judge(subject, "left_pad_position/without-positions", _amount(side, positions=False), POSITION)
-        if plain.verdict is Verdict.FAIL:
-            evidence = {**plain.evidence, "explained": True}
-            yield change(plain, verdict=Verdict.SKIP, why=FOREIGN, remedy="", evidence=evidence)
+        # a convention, noted and not judged: one look is enough, and none in float64
+        with subject.isolated(subject.warmth) as isolated:
+            plain = _amount(side, positions=False)(isolated)
+        if plain.ratio > 1:
+            evidence, id = {**plain.evidence, "explained": True}, "left_pad_position/without-positions"
+            yield Finding(id, Verdict.SKIP, plain.gap, plain.bound, FOREIGN, "", evidence)
 
 
 def _alone_or_together(subject: Subject, finding: Finding, alone: Callable[[Subject], Measured]) -> Finding:

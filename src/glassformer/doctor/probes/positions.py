@@ -79,7 +79,7 @@ def repeated_token(subject: Subject, warm: float = 1.0, stirred: bool = False) -
     """Trace a constant row as long as the model takes; `stirred` adds a little noise to every weight."""
     length = subject.length(65 if subject.large else 129)
     found = Constant()
-    with subject.isolated(warm) as isolated:
+    with subject.isolated(warm, own=stirred) as isolated:
         if stirred:
             stir(isolated)
         token = isolated.tokens(1, 1, seed=17)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from glassformer.anatomy.record import Graph, record
 from glassformer.anatomy.trace import Trace, read_trace
+from glassformer.doctor.subject.copies import n_bytes_of
 from glassformer.doctor.subject.subject import Subject
 
 
@@ -14,8 +15,16 @@ def record_call(isolated: Subject, tokens: Tensor, exact: bool = False, **given:
     if isolated.interface.is_seq2seq and given.get("source") is None:
         given["source"] = isolated.source(len(tokens))
     sources = [t for t in (tokens, given.get("source")) if t is not None]
-    graph, (logits, _) = record(lambda: isolated.call(tokens, **given), sources, isolated.model, exact)
-    return graph, logits
+
+    def compute() -> tuple[Graph, Tensor]:
+        graph, (logits, _) = record(lambda: isolated.call(tokens, **given), sources, isolated.model, exact)
+        return graph, logits
+
+    return isolated.answer(("graph", exact), {"tokens": tokens, **given}, compute, lambda found: _bytes(found[0]))
+
+
+def _bytes(graph: Graph) -> int:
+    return sum(n_bytes_of(n.value) for n in graph.nodes if n.live)
 
 
 def trace_call(isolated: Subject, tokens: Tensor, **given: Any) -> Trace:
