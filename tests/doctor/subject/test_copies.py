@@ -11,7 +11,7 @@ from glassformer.doctor.examine import Examination, run
 from glassformer.doctor.probes import subject_of
 from glassformer.doctor.subject import copies
 from glassformer.doctor.subject.isolate import AllDouble, NoDropout
-from glassformer.doctor.subject.trace import record_call
+from glassformer.doctor.subject.trace import trace_call
 from tests.doctor.probes.subjects import Copycat, buggy, gpt2, t5
 
 
@@ -139,9 +139,9 @@ def test_where_a_call_may_differ_it_is_made_again(counted):
 def test_a_recorded_call_is_kept_too(counted):
     with counted.isolated() as isolated:
         tokens = isolated.tokens(2, 7)
-        one, two = record_call(isolated, tokens), record_call(isolated, tokens)
-        assert one[0] is two[0]
-        assert record_call(isolated, isolated.other(tokens))[0] is not one[0]
+        one, two = trace_call(isolated, tokens), trace_call(isolated, tokens)
+        assert one is two
+        assert trace_call(isolated, isolated.other(tokens)) is not one
     assert len(Counting.calls) == 2
 
 
