@@ -163,7 +163,7 @@ def test_answers_and_copies_keep_to_their_limits(counted, monkeypatch):
     assert list(counted.copies.kept) == [(3.0, None)]
 
 
-@pytest.mark.parametrize("make", [gpt2, t5])
+@pytest.mark.parametrize("make", [gpt2, pytest.param(t5, marks=pytest.mark.slow)])
 def test_no_probe_writes_to_a_copy_that_others_use(make):
     subject = replace(make(), copies=copies.Copies())
     exam = run(Examination(subject))

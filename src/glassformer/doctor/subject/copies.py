@@ -30,10 +30,10 @@ from glassformer.doctor.subject.isolate import (
 )
 from glassformer.doctor.subject.snapshot import contents_of, referenced, refill
 
-KEPT_BYTES = 5 << 28
-"""All copies that are kept take at most this much: two of GPT-2 small."""
+KEPT_BYTES = 1_600_000_000
+"""All copies that are kept take at most this much: of GPT-2 small one in float64 and one in float32."""
 SMALL_BYTES = 1 << 26
-"""Above this a copy in another dtype is not kept: it is used once or twice."""
+"""Up to this a copy is compared number by number after each use."""
 ANSWER_BYTES = 1 << 27
 """Answers of one copy that are kept take at most this much."""
 
@@ -137,8 +137,6 @@ class Copies:
         return None
 
     def _keep(self, key: tuple[float, torch.dtype | None], shared: SharedCopy) -> None:
-        if shared.bytes > KEPT_BYTES or (key[1] is not None and shared.bytes > SMALL_BYTES):
-            return
         self.kept[key] = shared
         while sum(one.bytes for one in self.kept.values()) > KEPT_BYTES:
             del self.kept[next(iter(self.kept))]
