@@ -24,7 +24,7 @@ from glassformer.generation.request import (
 )
 from glassformer.generation.sampling import GREEDY, Sampling, choose, require_numbers
 from glassformer.generation.speculate import Acceptance, Speculation, speculate
-from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
+from glassformer.generation.state import DecodeState, ends_with, evaluating, modules_of, one_thread
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float, Int
@@ -77,7 +77,7 @@ class Steps(Iterator[list[int | None]]):
 
     def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
         self.state, self.request, self.engine = state, request, engine
-        self.modules = list(state.model.modules())
+        self.modules = modules_of(state.model)
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
