@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from glassformer.generation.sampling import require_numbers
+from glassformer.generation.sampling import checked
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float, Int
@@ -189,7 +189,7 @@ def greedy_steps(decoder: Any, tokens: Int[Tensor, "B"], count: int) -> list[lis
     """Return the tokens of some greedy steps of a kernel, and require that its logits are numbers."""
     steps: list[list[int]]
     steps, logits = decoder.greedy(tokens, count)
-    require_numbers(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
+    checked(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
     return steps
 
 

@@ -1,10 +1,7 @@
 """The one place where training uses `glassformer.kernels`. Without that package, training runs in plain torch."""
 
-import contextlib
-import importlib
-import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,19 +43,6 @@ def choose(config: ModelConfig, **request: Any) -> list[str]:
         return []
     names: list[str] = kernels.choose_training_kernels(config, kernels.TrainingRequest(**request))
     return names
-
-
-@contextlib.contextmanager
-def importing_compiler(wanted: bool) -> Iterator[None]:
-    """Import torch's compiler, a second or two, while the block runs. The block itself must not import parts of it."""
-    thread = threading.Thread(target=importlib.import_module, args=("torch._inductor.compile_fx",))
-    if wanted:
-        thread.start()
-    try:
-        yield
-    finally:
-        if wanted:
-            thread.join()
 
 
 def fill_tables(model: Model, context: int, device: torch.device) -> None:
