@@ -147,8 +147,10 @@ class Setup:
         self.undo(model)
         self._before[model] = [_attributes(m) for m in model.modules()]
         method, given = getattr(model, self.name), self.sizes(model, rows)
-        # what an earlier call noted, such as a largest batch size, would make it return at once
-        for name, value in vars(model).items():
+        # what an earlier call noted under the name of its argument, such as a largest batch size, would make it return
+        # at once; other limits are the model's own, and it may need them
+        for name in inspect.signature(method).parameters:
+            value = vars(model).get(name)
             if name.startswith("max_") and isinstance(value, int) and not isinstance(value, bool):
                 setattr(model, name, -1)
         with contextlib.suppress(TypeError):
