@@ -11,7 +11,15 @@ from torch import Tensor
 
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import look
-from glassformer.doctor.probes.padding import Padded, amounts, conventions, feed_padded, pad_fill, padded
+from glassformer.doctor.probes.padding import (
+    NanToZero,
+    Padded,
+    amounts,
+    conventions,
+    feed_padded,
+    pad_fill,
+    padded,
+)
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.isolate import HalfAsFloat
 from glassformer.doctor.subject.measure import (
@@ -47,56 +55,63 @@ POSITION = (
 OVERFLOW = "Find the first module whose output is not finite: softmax with every key masked, division by 0, overflow."
 NAN = "A query with no visible key gives NaN, and 0·NaN spreads: let it see itself, or mask with a finite least number."
 UNSUPPORTED = "left padding shifts this model's absolute positions, and it takes none from outside: pad on the right"
+EMPTY = (
+    "left padding leaves queries without a visible key, which get NaN, and it shifts this model's positions, which the "
+    "caller cannot give: pad on the right"
+)
 FOREIGN = "left padding shifts this model's positions unless the caller passes position_ids: a convention, not a bug"
 
 
 def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
     """No NaN or infinity at real tokens: plain and left-padded, in the model's own precision, bfloat16 and float16."""
 
-    def count(isolated: Subject, with_padding: bool) -> int:
+    def count(isolated: Subject, with_padding: bool) -> tuple[int, int]:
+        """Of an input without padding, or padded on the left; then of one padded on the right."""
         length, counts = isolated.length(16, if_large=8), amounts_for(isolated)
         if not with_padding:
-            return int((~torch.isfinite(isolated.logits(isolated.tokens(isolated.rows(2), length)))).sum())
-        bad = 0
+            return int((~torch.isfinite(isolated.logits(isolated.tokens(isolated.rows(2), length)))).sum()), 0
+        bad = []
         for side in ("left", "right"):
             batch = padded(isolated, length, counts, side, pad_fill(isolated))
             logits = isolated.logits(batch.tokens, mask=batch.mask, **_places(isolated, batch))
-            bad += sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(counts)))
-        return bad
+            bad.append(sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(counts))))
+        return bad[0], bad[1]
 
     for dtype in (None, *HALVES):
-        kinds = (False,) if subject.interface.mask is None else (False, True)
-        names = [_nan_id(subject, dtype, with_padding) for with_padding in kinds]
-        if dtype is not None and subject.module is None:
-            yield from (Finding.skip(name, "not a module, so it cannot be cast") for name in names)
-            continue
-        found: dict[bool, int | str] = {}
         slow = dtype is torch.float16 and subject.large and subject.device.type == "cpu"
-        try:
-            with subject.isolated(dtype=dtype) as isolated, HalfAsFloat() if slow else contextlib.nullcontext():
-                for with_padding in kinds:
-                    try:
-                        found[with_padding] = count(isolated, with_padding)
-                    except Exception as error:
-                        found[with_padding] = _in_short(error)
-        except Exception as error:
-            found = dict.fromkeys(kinds, _in_short(error))
-        for name, with_padding in zip(names, kinds, strict=True):
-            bad, remedy = found[with_padding], NAN if with_padding else OVERFLOW
-            if isinstance(bad, str):
-                yield Finding.skip(name, f"it does not run so: {bad}")
-            else:
-                yield Finding.judge(name, bad, 0, "logits of real tokens are finite", remedy, dtype=str(dtype))
+        half: Any = HalfAsFloat() if slow else contextlib.nullcontext()
+        for with_padding in (False, True):
+            if with_padding and subject.interface.mask is None:
+                continue
+            name = f"mask_nan/{str(dtype or subject.dtype).removeprefix('torch.')}{'-padded' if with_padding else ''}"
+            name = "mask_nan/plain" if dtype is None and not with_padding else name
+            if dtype is not None and subject.module is None:
+                yield Finding.skip(name, "not a module, so it cannot be cast")
+                continue
+            try:
+                with subject.isolated(dtype=dtype) as isolated, half:
+                    bad, right = count(isolated, with_padding)
+            except Exception as error:
+                yield Finding.skip(name, f"it does not run so: {' '.join(str(error).split())[:100]}")
+                continue
+            if with_padding and bad and not right and not left_padding_is_meant(subject):
+                yield Finding(name, Verdict.SKIP, bad, 0, EMPTY, "", {"explained": True})
+                continue
+            remedy = NAN if with_padding else OVERFLOW
+            yield Finding.judge(name, bad + right, 0, "logits of real tokens are finite", remedy, dtype=str(dtype))
 
 
-def _nan_id(subject: Subject, dtype: torch.dtype | None, with_padding: bool) -> str:
-    if dtype is None and not with_padding:
-        return "mask_nan/plain"
-    return f"mask_nan/{str(dtype or subject.dtype).removeprefix('torch.')}{'-padded' if with_padding else ''}"
+def left_padding_is_meant(subject: Subject) -> bool:
+    """Whether left padding would change nothing if queries without a visible key read 0 in place of NaN.
 
-
-def _in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:100]
+    If it changes something nevertheless, the positions count the padding and the caller cannot give others: such a
+    model is padded on the right, and NaN with left padding is no further bug.
+    """
+    if subject.interface.positions is not None or subject.facts.position_kind in RELATIVE:
+        return True
+    with contextlib.suppress(Exception), NanToZero():
+        return judge(subject, "mask_nan", _amount("left"), NAN).passed
+    return True
 
 
 def _places(isolated: Subject, batch: Padded) -> dict[str, Any]:
@@ -160,6 +175,10 @@ def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
         return
     amount = judge(subject, f"pad_leak/amount-{side}", _amount(side), LEAK)
     if amount.verdict is Verdict.FAIL and amount.measured == torch.inf:  # NaN in the padded batch, a number without it
+        if side == "left" and not left_padding_is_meant(subject):
+            evidence = {**amount.evidence, "explained": True}
+            yield change(amount, id="mask_nan/padded-left", verdict=Verdict.SKIP, why=EMPTY, evidence=evidence)
+            return
         why = "logits of real tokens are NaN or infinite in a padded batch, and finite without padding"
         yield change(
             amount, id=f"mask_nan/padded-{side}", why=why, remedy=NAN, evidence={**amount.evidence, "cause": why}
@@ -171,8 +190,7 @@ def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
         amount = _left_amount(subject, amount)
     yield amount
     if amount.verdict is Verdict.PASS and side == "left" and _places_wanted(subject):
-        # a convention, noted and not judged: one look is enough, and none in float64
-        with subject.isolated(subject.warmth) as isolated:
+        with subject.isolated(subject.warmth) as isolated:  # a convention, noted and not judged: one look is enough
             plain = _amount(side, positions=False)(isolated)
         if plain.ratio > 1:
             evidence, id = {**plain.evidence, "explained": True}, "left_pad_position/without-positions"
