@@ -30,11 +30,11 @@ from glassformer.doctor.subject.isolate import (
 )
 from glassformer.doctor.subject.snapshot import contents_of, referenced, refill
 
-KEPT_BYTES = 1_600_000_000
-"""All copies that are kept take at most this much: of GPT-2 small one in float64 and one in float32."""
+KEPT_BYTES = 1_100_000_000
+"""All copies, the one in use included, take at most this much: of GPT-2 small one in float64 or two in float32."""
 SMALL_BYTES = 1 << 26
 """Up to this a copy is compared number by number after each use."""
-ANSWER_BYTES = 1 << 27
+ANSWER_BYTES = 1 << 26
 """Answers of one copy that are kept take at most this much."""
 
 
@@ -112,6 +112,7 @@ class Copies:
         if sharing and isinstance(model, nn.Module) and not too_large(model):
             shared = self._take(model, warm, dtype)
         if shared is None:
+            self._make_room(n_bytes(model))
             with borrowed(model, warm, dtype, train, in_place) as isolated:
                 yield isolated, None
             return
@@ -131,14 +132,19 @@ class Copies:
                 self.of, self.states, self.kept = model, states, {}
             if (found := self.kept.pop((warm, dtype), None)) is not None:
                 return found
+            self._make_room(n_bytes(model) * (2 if dtype == torch.float64 else 1))
             made = copy.deepcopy(model)
             prepare(made, warm, dtype, train=False)
             return SharedCopy(made)
         return None
 
     def _keep(self, key: tuple[float, torch.dtype | None], shared: SharedCopy) -> None:
-        self.kept[key] = shared
-        while sum(one.bytes for one in self.kept.values()) > KEPT_BYTES:
+        self._make_room(shared.bytes)
+        if shared.bytes <= KEPT_BYTES:
+            self.kept[key] = shared
+
+    def _make_room(self, wanted: int) -> None:
+        while self.kept and sum(one.bytes for one in self.kept.values()) + wanted > KEPT_BYTES:
             del self.kept[next(iter(self.kept))]
 
 
