@@ -334,7 +334,7 @@ class Description:
         }
         for entry in self.entries:
             entry.write(config, data)
-        return data | write_special(config.special)
+        return data | {name: id for name, id in write_special(config.special).items() if name not in data}
 
 
 KINDS: dict[str, type[ModelConfig]] = {"decoder": DecoderConfig, "encoder": EncoderConfig, "seq2seq": Seq2SeqConfig}
@@ -351,22 +351,28 @@ def describe(
     embed: str = "embed_tokens.weight",
     drops: tuple[Drop, ...] = (),
     aliases: tuple[str, ...] = (),
-    add_biases: Callable[[ModelConfig], ModelConfig] | None = None,
+    name: str = "",
+    keys: tuple[str, ...] = (),
+    typical_names: tuple[str, ...] = (),
+    **options: Any,
 ) -> Family:
-    """Return the family of one `model_type` (and of `aliases`, which compute the same)."""
+    """Return the family of one `model_type` (and of `aliases`, which compute the same).
+
+    With `keys`, a config.json without a `model_type` can be recognised by them. `options` are fields of `Family`.
+    """
     described = Description(type, classes, base, tuple(entries))
     return Family(
-        name=type,
+        name=name or type,
         types=(type, *aliases),
-        keys=(),
-        typical_names=(embed,),
+        keys=keys,
+        typical_names=typical_names or (embed,),
         prefix=prefix,
         embed=embed,
         rows=rows if callable(rows) else lambda config: rows,
         drops=drops,
         read=described.read,
         write=described.write,
-        add_biases=add_biases,
-        needs_type=True,
+        needs_type=not keys,
         kinds=(KINDS[base.get("kind", "decoder")],),
+        **options,
     )
