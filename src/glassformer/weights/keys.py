@@ -74,7 +74,8 @@ class Key:
 
     def read(self, source: Source, values: Values) -> None:
         name = next((name for name in (self.name, *self.aliases) if name in source.data), None)
-        if name is None or (source.data[name] is None and self.null is same):
+        needed = self.null is same or self.default is REQUIRED
+        if name is None or (source.data[name] is None and needed):
             if self.default is REQUIRED:
                 raise WeightsError(f"config.json lacks {self.name!r}, which has no default: add it.")
             value = self.default(values) if callable(self.default) else self.default
