@@ -17,7 +17,7 @@ from glassformer.model import build
 
 FOLDERS = (glassformer.bench.gpu, glassformer.bench.developer)
 MODULES = [f"{folder.__name__}.{found.name}" for folder in FOLDERS for found in pkgutil.iter_modules(folder.__path__)]
-SHARED = ("cuda_kernels", "device", "power", "tiny_transformers", "doctor_findings_scripts")
+SHARED = ("cuda_kernels", "device", "power", "tiny_transformers")
 """Modules that the commands import, and that are not commands themselves."""
 COMMANDS = [name for name in MODULES if not name.endswith(SHARED)]
 GPU = [name for name in COMMANDS if ".gpu." in name]

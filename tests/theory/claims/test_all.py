@@ -111,7 +111,7 @@ def test_every_erratum_is_there_once():
 def test_all_rows_of_the_coverage_table_point_at_claims_and_errata():
     rows = coverage()
     assert len(rows) == 91
-    assert {id for row in rows for id in row.items} == set(IDS)
+    assert {id for row in rows for id in row.items} == set(CLAIMS)
     assert {id for row in rows for id in row.errata} == set(ERRATA)
     assert [row.cite for row in rows if not row.items] == ["Bishop 12.14"]
     assert {row.cite for row in rows if row.verdict is Truth.ABSENT} == {"Bishop 12.14", "CSCI 5922 PS4 Q3c"}
