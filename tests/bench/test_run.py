@@ -8,11 +8,11 @@ import torch
 from glassformer.bench import judge, processes, race, training
 from glassformer.bench import run as running
 from glassformer.bench.plan import BenchError, Plan
-from glassformer.kernels.toolchain import cxx
 from tests.bench import checkout, tiny
+from tests.cli.asking import has_compiler
 
 
-@pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 @pytest.mark.slow
 def test_a_tiny_model_end_to_end(subject, tmp_path):
     pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.config import presets
-from glassformer.model import build, masks, n_parameters
+from glassformer.model import build, masks, n_parameters, transformer
 from glassformer.model.transformer import distribution
 from glassformer.reference import encode, forward, forward_seq2seq, loss_and_gradients, pool, prefix_mask, shapes
 from tests import variants
@@ -331,3 +331,25 @@ def test_building_for_shapes_is_quick_and_leaves_torchs_own_first_values_out(mon
 def test_only_the_three_kinds_can_be_built():
     with pytest.raises(TypeError, match=r"cannot build a model from Dense|violates type hint .*ModelConfig"):
         build(c.Dense(d_ff=3))
+
+
+def test_first_weights_of_a_large_matrix_do_not_depend_on_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr(transformer, "DRAWN_AT_ONCE", 1000)
+    shape, before = torch.Size((100, 101)), torch.get_num_threads()
+    drawn = []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            generator = torch.Generator().manual_seed(3)
+            drawn.append((transformer._normal(shape, 0.5, generator), torch.rand(3, generator=generator)))
+    finally:
+        torch.set_num_threads(before)
+    (first, after), (second, again) = drawn
+    assert torch.equal(first, second)
+    assert torch.equal(after, again)
+    assert abs(float(first.mean())) < 0.03
+    assert 0.48 < float(first.std()) < 0.52
+    parts = first.view(-1).split(1000)
+    assert len({tuple(part[:3].tolist()) for part in parts}) == len(parts)  # no two parts are the same
+    another = transformer._normal(shape, 0.5, torch.Generator().manual_seed(4))
+    assert not torch.equal(first, another)

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -13,6 +14,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+
+import glassformer
+
+STATIC = Path(glassformer.__file__).parent / "studio" / "static"
+VIEWS = tuple(re.findall(r'^  \["(\w+)", "', (STATIC / "js" / "shell.js").read_text(), re.MULTILINE))
+"""The views of the page, by the list that the page itself uses."""
 
 
 def find_chromium() -> Path | None:

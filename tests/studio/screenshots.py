@@ -21,13 +21,12 @@ from typing import Any
 
 import glassformer as gf
 from glassformer.studio.models import LoadedModel, ModelStore
-from tests.studio.page import opened, panel, served
+from tests.studio.page import VIEWS, opened, panel, served
 
 WINDOW = {1280: 900, 400: 860}
 TALLEST = {False: {1280: 1360, 400: 1500}, True: {1280: 4200, 400: 9000}}
 COLOURS = 256
 MOST_BYTES = 150_000
-VIEWS = ("playground", "anatomy", "heads", "stream", "positions", "theory", "course", "train", "doctor")
 STEPS = 400
 FIELDS = {"Layers L": 2, "Width D": 64, "Heads H": 4, "Context length": 64, "Batch": 8, "Steps": STEPS}
 

@@ -8,10 +8,10 @@ import pytest
 
 import glassformer as gf
 from glassformer.cli.serve import serve
+from tests.studio.page import VIEWS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "studio.md").read_text()
-VIEWS = ("playground", "anatomy", "heads", "stream", "positions", "theory", "course", "train", "doctor")
 
 
 def test_every_view_is_shown_at_both_widths_in_both_themes_and_the_pictures_are_small():

@@ -3,8 +3,7 @@
 import pytest
 
 from glassformer.theory.course import Choice, course
-from glassformer.theory.exercises import Exercise
-from glassformer.theory.exercises.hints import hints
+from glassformer.theory.exercises import ALL, Exercise
 from tests.studio.page import expect, fits, needs_browser, panel, selection
 
 pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
@@ -134,7 +133,7 @@ def test_a_program_is_written_with_the_keyboard(page):
 
 @pytest.mark.slow
 def test_hints_of_a_program_come_one_by_one_and_are_kept(page):
-    expected = hints("temperature")
+    expected = ALL["temperature"].hints
     opened = page("temperature")
     button, shown = opened.get_by_role("button", name="Hint"), opened.locator(".course-hints li")
     expect(shown).to_have_count(0)

@@ -2,17 +2,13 @@
 
 import itertools
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import glassformer as gf
-from tests.studio.page import REPEAT, fits, needs_browser
+from tests.studio.page import REPEAT, STATIC, VIEWS, fits, needs_browser
 
-STATIC = Path(gf.__file__).parent / "studio" / "static"
 CSS = "\n".join(path.read_text() for path in sorted(STATIC.glob("*.css")))
-VIEWS = ["playground", "anatomy", "heads", "stream", "positions", "theory", "course", "train", "doctor"]
 READY = {
     "playground": "[data-panel=next][data-ready]",
     "anatomy": "[data-panel=part][data-site]",

@@ -216,12 +216,11 @@ def _help(item: "Item", kept: "Progress", action: str, json: bool) -> int:
     from glassformer.theory.course.registry import errata
     from glassformer.theory.course.sheets import plain
     from glassformer.theory.exercises import Exercise
-    from glassformer.theory.exercises.hints import hints as hints_of
 
     task, record = _task(item, kept), kept.record(item.id)
     claims = f"glass check {' '.join(item.claims)} --explain" if item.claims else ""
     if action == "hint":
-        hints = task.hints if task else hints_of(item.id)
+        hints = (task or item).hints
         record.hints = min(record.hints + 1, len(hints))
         _save(kept)
         hint = hints[record.hints - 1]

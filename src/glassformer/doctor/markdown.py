@@ -7,6 +7,7 @@ from typing import Any
 
 from glassformer.doctor.report import Diagnosis, Report, explanation
 from glassformer.doctor.reproduce import Reproduction
+from glassformer.doctor.reproduce.experiments import why_not
 
 
 def environment(model: Any = None) -> dict[str, str]:
@@ -58,7 +59,7 @@ def _diagnosis(diagnosis: Diagnosis, scripts: Sequence[Reproduction]) -> list[st
         lines += [f"Probably its consequences: {names}.", ""]
     script = next((s for s in scripts if s.finding in diagnosis.evidence), None)
     if script is None:
-        lines += ["There is no stand-alone script for this diagnosis.", ""]
+        lines += [why_not(diagnosis.id), ""]
     else:
         lines += [
             "**Reproduction** (exit code 1 if the defect shows; it was run):",

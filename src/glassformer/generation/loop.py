@@ -22,12 +22,12 @@ from glassformer.generation.request import (
     read_seeds,
     tokenizer_of,
 )
-from glassformer.generation.sampling import GREEDY, Sampling, choose, require_numbers
+from glassformer.generation.sampling import GREEDY, Sampling, checked, choose
 from glassformer.generation.speculate import Acceptance, Speculation, speculate
-from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
+from glassformer.generation.state import DecodeState, ends_with, evaluating, modules_of, one_thread
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
-from glassformer.shapes import Bool, Float, Int
+from glassformer.shapes import Bool, Float
 
 
 class Generated(list[list[int]]):
@@ -77,11 +77,12 @@ class Steps(Iterator[list[int | None]]):
 
     def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
         self.state, self.request, self.engine = state, request, engine
-        self.modules = list(state.model.modules())
+        self.modules = modules_of(state.model)
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
-        self.uniform = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
+        draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
+        self.uniform = draws.to(state.model.device)  # all at once: a transfer waits for what the device computes
         self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
         self.new: list[list[int]] = [[] for _ in request.prompts]
         self.ended = [False] * len(request.prompts)
@@ -107,8 +108,7 @@ class Steps(Iterator[list[int | None]]):
                     self.tokens = torch.tensor(self.computed[-1], device=self.tokens.device)
                 else:
                     logits = self.state.step(self.tokens) if self.step else self.state.start()
-                    self.tokens = self._choose(logits)
-                    self.computed.append(self.tokens.tolist())
+                    self.computed.append(self._choose(logits))
         self.step += 1
         return [self._gain(i, token) for i, token in enumerate(self.computed.popleft())]
 
@@ -116,16 +116,16 @@ class Steps(Iterator[list[int | None]]):
         """End the generation: no step follows."""
         self.ended = [True] * len(self.ended)
 
-    def _choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+    def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
+        """Choose the next `tokens` and return them as a list."""
         with one_thread(self.state.owns_threads):
-            uniform = self.uniform[:, self.step].to(logits.device)
             if self.constraints is not None:
                 logits = self.constraints.apply(logits, self.step)
-            tokens = choose(logits, self.request.sampling, uniform, self.seen)
-            require_numbers(logits, tokens)
+            self.tokens = choose(logits, self.request.sampling, self.uniform[:, self.step], self.seen)
+            found = checked(logits, self.tokens)
         if self.seen is not None:
-            self.seen.scatter_(1, tokens[:, None], True)
-        return tokens
+            self.seen.scatter_(1, self.tokens[:, None], True)
+        return found
 
     def _gain(self, i: int, token: int) -> int | None:
         """Append a token to sequence i, unless the sequence has ended."""

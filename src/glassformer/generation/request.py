@@ -199,6 +199,8 @@ def _read_prompt(number: int, prompt: Any, vocabulary: int) -> list[int]:
     tokens = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if not tokens:
         raise ValueError(f"prompt {number} is empty: a model needs at least one token to continue.")
+    if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocabulary:
+        return tokens
     found = []
     for token in tokens:
         try:

@@ -104,12 +104,17 @@ def draw(probabilities: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> In
     return torch.searchsorted(total, threshold, right=True)[:, 0]
 
 
-def require_numbers(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> None:
-    """Refuse tokens that were chosen from logits with NaN: argmax returns the NaN, and a draw an id past the last."""
+def checked(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> list[int]:
+    """Return chosen tokens as a list, in one transfer from the device.
+
+    Tokens that were chosen from logits with NaN are refused: argmax returns the NaN, and a draw an id past the last.
+    """
     last = logits.shape[-1] - 1
     picked = logits.gather(1, tokens.clamp(max=last)[:, None])[:, 0]
-    if bool((picked.isnan() | (tokens > last)).any()):
+    found: list[int] = torch.where(picked.isnan() | (tokens > last), -1, tokens).tolist()
+    if min(found) < 0:
         raise ConfigError("the model's logits are not all numbers: look for NaN in its weights, or use a wider dtype.")
+    return found
 
 
 def choose(

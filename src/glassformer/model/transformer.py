@@ -6,6 +6,7 @@ A model computes logits, nothing else: loss, sampling and optimizers live elsewh
 import fnmatch
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -228,6 +229,10 @@ TABLE: tuple[tuple[str, str], ...] = (
 )
 
 
+DRAWN_AT_ONCE = 2**20
+"""Numbers of a tensor that one generator draws."""
+
+
 def build(
     config: c.ModelConfig | str,
     seed: int = 0,
@@ -307,7 +312,28 @@ def initial_values(model: Model, seed: int) -> Iterator[tuple[str, Tensor | floa
         std = config.init_std
         if kind == "residual":
             std /= math.sqrt(_residual_branches(config, name))
-        yield name, torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+        yield name, _normal(parameter.shape, std, generator)
+
+
+def _normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
+    """Draw N(0, std^2). A large tensor is drawn in parts by several threads, each part from a seed of its own.
+
+    The values do not depend on the number of threads: parts are as large on every machine.
+    """
+    made = torch.empty(shape)
+    parts = made.view(-1).split(DRAWN_AT_ONCE)
+    if len(parts) < 2:
+        return made.normal_(0.0, std, generator=generator)
+    # torch seeds its generator of a CPU with 32 bits
+    first = int(torch.randint(2**32, (), generator=generator))
+
+    def draw(number: int) -> None:
+        own = torch.Generator().manual_seed((first + number) % 2**32)
+        parts[number].normal_(0.0, std, generator=own)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(draw, range(len(parts))))
+    return made
 
 
 def distribution(name: str) -> str:

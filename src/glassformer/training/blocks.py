@@ -82,11 +82,24 @@ def prepare_blocks(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """Wrap the blocks of a model as the run asks for; return `summed_loss`, which `function` is, compiled or not."""
     recompute, whole = run.machine.recompute, is_long(run) and not sharded
+    if compiled:
+        _keep_compiled()
     if compiled and not whole:
         compile_blocks(model, recompute)
         return functools.partial(function, finish=compiled_finish())
     recompute_blocks(model, recompute)
     return torch.compile(function) if compiled else function
+
+
+def _keep_compiled() -> None:
+    """Let later processes use compiled functions again that contain an autograd function: torch 2.11 does not.
+
+    Its forward and backward graphs are part of the key under which torch keeps the result.
+    """
+    import torch._functorch.config as settings
+
+    if hasattr(settings, "autograd_cache_allow_custom_autograd_functions"):
+        settings.autograd_cache_allow_custom_autograd_functions = True
 
 
 def is_long(run: Run) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glassformer import sizing
 from glassformer.model import Model
-from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
+from glassformer.model.device import choose_for_training, importing_compiler, keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint
 from glassformer.training.checkpoint import StoredTensors
 from glassformer.training.data.batches import eval_batches
@@ -74,7 +74,8 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # a model that will be sharded may not fit on one device: it gets memory when it is sharded
-    model = starting_model(run, "meta" if group.sharded else device, resumed).train()
+    with importing_compiler(compiled and not run.start.model):
+        model = starting_model(run, "meta" if group.sharded else device, resumed).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
@@ -297,10 +298,11 @@ def _run(
 
     def check() -> None:
         loss = evaluate(state, data.validation(run))
-        is_best = loss < state.best
-        state.best = min(state.best, loss)
+        kept = state.step > 0 or bool(run.start.model) or run.checkpoint.first  # fresh weights can be drawn again
+        is_best = kept and loss < state.best
+        state.best = loss if is_best else state.best
         log(event="validation", step=state.step, loss=loss, best=is_best, seconds=throughput.seconds())
-        if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
+        if kept and (is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps):
             save(state, tokenizer_json, throughput.seconds(), is_best)
 
     def probe() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from glassformer.bench.developer.doctor_findings import Shown, fields_of, page, run, script_of
-from glassformer.bench.developer.doctor_findings_scripts import DEFECTS
+from glassformer.bench.developer.doctor_findings import DEFECTS, Shown, fields_of, page, run, script_of
 from glassformer.bench.developer.doctor_sweep import KNOWN
 from tests.docs.blocks import ROOT, blocks
 

@@ -46,7 +46,7 @@ def test_every_kind_of_data_file_is_packed_by_the_settings():
     patterns = tomllib.loads((release.ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     package = release.ROOT / "src" / "glassformer"
     packed = {n for pattern in patterns["glassformer"] for n in glob.glob(pattern, root_dir=package, recursive=True)}
-    assert release.tracked_data() <= packed
+    assert {name for name in release.tracked_data() if (package / name).exists()} <= packed
 
 
 def test_this_python_is_tried():

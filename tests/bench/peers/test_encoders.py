@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.kernels.toolchain import cxx
 from tests.bench import tiny
+from tests.cli.asking import has_compiler
 
 NEEDS = {"glassformer": "torch", "glassformer-torch": "torch", "transformers": "transformers"}
 NEEDS |= {"onnxruntime": "onnxruntime", "ctranslate2": "ctranslate2"}
@@ -17,7 +17,7 @@ MODULES |= {"onnxruntime": "onnxrt", "ctranslate2": "ctranslate"}
 
 def module_of(name):
     pytest.importorskip(NEEDS[name], reason="a peer that is not installed here")
-    if name == "glassformer" and cxx.compiler() is None:
+    if name == "glassformer" and not has_compiler():
         pytest.skip("no C++ compiler")
     return importlib.import_module(f"glassformer.bench.peers.{MODULES[name]}")
 

@@ -6,8 +6,8 @@ import pytest
 
 from glassformer.bench.peers import ours
 from glassformer.config.choices import Precision
-from glassformer.kernels.toolchain import cxx
 from tests.bench import tiny
+from tests.cli.asking import has_compiler
 
 
 def test_the_plain_engine(subject):
@@ -19,7 +19,7 @@ def test_the_plain_engine(subject):
     assert len(marks) == order.new
 
 
-@pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_the_kernels_in_every_precision(subject, precision):
     order = tiny.order(subject, "glassformer", "ours", precision)

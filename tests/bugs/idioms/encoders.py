@@ -76,6 +76,33 @@ class Undeclared(Body):
         return self.run(x, None)
 
 
+class WithMaskToken(Body):
+    def __init__(self, causal: bool = False):
+        super().__init__(causal)
+        self.mask_token_id = 3
+
+    def forward(self, x):
+        return self.run(x, None)
+
+
+class WithPooler(Body):
+    def __init__(self, causal: bool = False):
+        super().__init__(causal)
+        self.pooler = nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        return self.run(x, None)
+
+
+def called(name: str, base: type[Body]) -> type[Body]:
+    """The class under another name."""
+    return type(name, (base,), {})
+
+
+SPELLINGS = ("Enc", "TinyEnc", "EncLM", "Encoder", "TransformerEncoderLM", "MyENC", "text_encoder_lm")
+"""Class names that decoders made of encoder layers have as well as encoders."""
+TWO_HINTS = tuple(called("TinyEncoder", base) for base in (BySegments, WithMaskToken, WithPooler))
+"""A name and something else that belongs to encoders: one that hides the future is broken."""
 CLEAR = (ByClass, ByClassFlag, ByField, ByObjective)
 """Encoders by declaration: one that hides the future is broken."""
 FAINT = (ByPaddingArgument, BySegments)

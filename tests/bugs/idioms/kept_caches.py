@@ -125,6 +125,23 @@ class Always(SetUp):
         return self.run(tokens, at * 0 if self.bug == "restarts" and len(at) == 1 else at, at)
 
 
+class OwnLimit(SetUp):
+    """`setup_caches` takes the length from the model unless it is given, and then positions (B,T) are required."""
+
+    def __init__(self, bug: str | None = None):
+        super().__init__(bug)
+        self.max_seq_len = LIMIT
+
+    def setup_caches(self, batch_size: int, dtype: torch.dtype, *, decoder_max_seq_len: int | None = None):
+        for layer in self.layers:
+            layer.mixer.slots = Slots(batch_size, decoder_max_seq_len or self.max_seq_len, dtype)
+
+    def forward(self, tokens: Tensor, *, mask: Tensor | None = None, input_pos: Tensor | None = None) -> Tensor:
+        if self.layers[0].mixer.slots is not None and (input_pos is None or input_pos.dim() != 2):
+            raise ValueError("with caches, positions (B,T) are needed")
+        return super().forward(tokens, None if input_pos is None else input_pos[0])
+
+
 class Flagged(Decoder):
     """`use_cache=True` continues the sequence, `reset_kv_cache()` ends it."""
 
@@ -157,7 +174,7 @@ class Flagged(Decoder):
         return self.run(idx, at % LIMIT if self.bug == "stays" else at, use_cache)
 
 
-MODELS = (SetUp, Always, Flagged)
+MODELS = (SetUp, Always, OwnLimit, Flagged)
 
 
 def build(cls, bug: str | None = None):

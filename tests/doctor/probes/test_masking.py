@@ -86,3 +86,41 @@ def test_left_padding_moves_rotary_tables_by_their_rounding_alone():
 def test_nan_in_a_padded_batch_is_no_leak():
     found = list(masking.padding_is_invisible(buggy("empty_rows")))
     assert [f.id for f in found if f.verdict is Verdict.FAIL] == ["mask_nan/padded-left"]
+
+
+class Empty(nn.Module):
+    """A causal decoder of torch's own attention, whose padded queries see no key and get NaN."""
+
+    def __init__(self, positions: str):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = positions
+        self.table, self.places, self.head = nn.Embedding(31, 16), nn.Embedding(200, 16), nn.Linear(16, 31)
+        self.layers = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, input_ids, attention_mask=None):
+        length = input_ids.shape[1]
+        x, at = self.table(input_ids), torch.arange(length)[None]
+        if attention_mask is not None and self.kind == "counted":
+            at = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        x = x if self.kind == "none" else x + self.places(at)
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        hidden = None if attention_mask is None else attention_mask == 0
+        if self.kind == "right":
+            hidden = None if hidden is None else hidden | hidden.any(1, keepdim=True)
+        for layer in self.layers:
+            x = x + layer(x, x, x, attn_mask=future, key_padding_mask=hidden, need_weights=False)[0]
+        return self.head(x)
+
+
+@pytest.mark.parametrize("positions", ["none", "counted", "right"])
+def test_nan_is_a_bug_where_left_padding_is_meant_or_the_padding_is_right(positions):
+    found = list(masking.nothing_is_nan(subject_of(Empty(positions))))
+    assert "mask_nan/float32-padded" in failures(found)
+
+
+def test_nan_with_left_padding_is_a_note_where_positions_count_the_padding():
+    subject = subject_of(Empty("absolute"))
+    for found in (list(masking.nothing_is_nan(subject)), list(masking.padding_is_invisible(subject))):
+        assert failures(found) == []
+        assert [f.evidence.get("explained") for f in found if f.why == masking.EMPTY]

@@ -203,3 +203,39 @@ def test_a_flag_named_like_a_cache_is_a_flag():
     face = subject_of(Flag()).interface
     assert face.cache is None
     assert face.use_cache == "kv_cache"
+
+
+class Counted(nn.Module):
+    """A recurrence in the way of `mamba_ssm`: it fills a dictionary, the caller counts, and steps take one token."""
+
+    def __init__(self, bug=""):
+        super().__init__()
+        torch.manual_seed(4)
+        self.bug, self.table, self.head = bug, nn.Embedding(31, 16), nn.Linear(16, 31)
+        self.maps = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, input_ids, position_ids=None, inference_params=None):
+        x, given = self.table(input_ids), inference_params
+        if given is not None and given.seqlen_offset > 0:
+            assert input_ids.shape[1] == 1, "one token at a time"
+        for i, read in enumerate(self.maps):
+            state, states = torch.zeros_like(x[:, 0]), []
+            if given is not None and given.seqlen_offset > 0 and not (i and self.bug):
+                state = given.key_value_memory_dict[i]
+            for t in range(x.shape[1]):
+                state = torch.tanh(0.7 * state + read(x[:, t]))
+                states.append(state)
+            if given is not None:
+                given.key_value_memory_dict[i] = state
+            x = x + torch.stack(states, 1)
+        return SimpleNamespace(logits=self.head(x))
+
+
+def test_a_cache_of_which_the_caller_counts_the_tokens():
+    subject = subject_of(Counted())
+    with subject.isolated() as isolated:
+        tokens = isolated.tokens(2, 7)
+        stepped, _ = run_chunks(isolated, tokens, [4, 1, 1, 1])
+        torch.testing.assert_close(stepped, isolated.logits(tokens))
+    assert diagnose(Counted(), quick=True).healthy
+    assert diagnose(Counted("lost"), quick=True).diagnoses[0].id == "cache_mismatch"

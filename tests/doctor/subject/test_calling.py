@@ -213,3 +213,23 @@ def test_a_recurrent_state_is_a_cache():
     assert report.healthy, report.text()
     assert "cache_mismatch" in report.coverage
     assert gf.diagnose(broken, kind="decoder", vocab_size=V).diagnoses[0].id == "cache_mismatch"
+
+
+class NeedsHidden(Attention):
+    """`mask` is True where a key is hidden: the wrong way round, the last query gets NaN, and then all of them."""
+
+    def forward(self, idx, mask):
+        x = self.embedded(idx)
+        for _ in range(2):
+            q, k, v = self.split(x)
+            weights = (q @ k.transpose(-1, -2) * (D // H) ** -0.5).masked_fill(mask, -torch.inf).softmax(-1)
+            x = x + self.out((weights @ v).transpose(1, 2).flatten(2))
+        return self.head(x)
+
+
+def test_a_mask_the_wrong_way_round_is_not_taken_for_a_causal_one():
+    subject = subject_of(NeedsHidden())
+    tokens = subject.tokens(2, 5)
+    assert torch.isfinite(subject.logits(tokens)).all()
+    hidden = subject.filled(tokens)["mask"]
+    assert torch.equal(hidden.reshape(5, 5), ~causal(tokens))

@@ -135,3 +135,11 @@ def test_a_class_is_a_config_and_so_is_an_instance_that_sets_nothing():
 @pytest.mark.parametrize("name", ["global_block_size", "max_batch_size", "max_vocab_size", "max_new_tokens"])
 def test_other_sizes_are_no_length(name):
     assert facts(**{name: 16}).max_len is None
+
+
+def test_a_window_may_be_an_attribute_of_a_model_without_a_config():
+    model = nn.Linear(2, 2)
+    model.window_size = 16
+    assert declared(model).window_of(0) == 16
+    model.config = SimpleNamespace(vocab_size=7)
+    assert declared(model).window_of(0) is None

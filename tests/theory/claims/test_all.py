@@ -12,7 +12,7 @@ from glassformer.theory.claims import CHAPTERS, Badge, Kind, Truth, coverage
 from glassformer.theory.claims.formulas import commands, split
 from glassformer.theory.claims.run import Plan, draw, examine
 
-IDS = [
+IDS = [  # the claims that must be there; others may be added
     "convex-weights-upper-bound",
     "softmax-row-stochastic",
     "softmax-shift-invariance",
@@ -85,7 +85,7 @@ WITHOUT_FIGURE = {
     "weight-tying-saving", "decoder-only-rationale", "gpt-logits-shape", "numpy-attention",
 }  # fmt: skip
 CLAIMS = dict(gf.claims.ALL)
-"""What there is; `test_the_registry_holds_exactly_the_contract` compares it with what there must be."""
+"""What there is; `test_the_registry_holds_the_contract` compares it with what there must be."""
 QUICK = [id for id, claim in CLAIMS.items() if not claim.slow]
 SLOW = [id for id, claim in CLAIMS.items() if claim.slow]
 
@@ -96,9 +96,9 @@ def formulas(claim):
     return [(text, piece) for text in texts for kind, piece in split(text) if kind != "text"]
 
 
-def test_the_registry_holds_exactly_the_contract():
+def test_the_registry_holds_the_contract():
     assert len(IDS) == len(set(IDS)) == 65
-    assert sorted(CLAIMS) == sorted(IDS)
+    assert set(IDS) <= set(CLAIMS)
 
 
 def test_every_erratum_is_there_once():
@@ -111,7 +111,7 @@ def test_every_erratum_is_there_once():
 def test_all_rows_of_the_coverage_table_point_at_claims_and_errata():
     rows = coverage()
     assert len(rows) == 91
-    assert {id for row in rows for id in row.items} == set(IDS)
+    assert {id for row in rows for id in row.items} == set(CLAIMS)
     assert {id for row in rows for id in row.errata} == set(ERRATA)
     assert [row.cite for row in rows if not row.items] == ["Bishop 12.14"]
     assert {row.cite for row in rows if row.verdict is Truth.ABSENT} == {"Bishop 12.14", "CSCI 5922 PS4 Q3c"}
@@ -209,7 +209,7 @@ def test_the_slow_parts_of_a_quick_claim_pass_too(id):
 
 
 def test_which_claims_have_a_figure():
-    assert {id for id, claim in CLAIMS.items() if not claim.has_figure} == WITHOUT_FIGURE & set(CLAIMS)
+    assert {id for id, claim in CLAIMS.items() if not claim.has_figure and id in IDS} == WITHOUT_FIGURE
 
 
 def in_default_suite(id):

@@ -4,7 +4,7 @@
 
 Each script needs torch and transformers alone. All of them are run against the installed version, and the page has what
 they printed. A defect that does not show is left out of the page and named on standard error; the exit code is then 1.
-`doctor_sweep.KNOWN` is the list of defects; a test compares it with the scripts here.
+Defects and scripts are in doctor_findings.toml; a test compares them with `doctor_sweep.KNOWN`.
 """
 
 import argparse
@@ -14,12 +14,12 @@ import json
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassformer.bench.developer.doctor_findings_scripts import DEFECTS, Defect
 from glassformer.bench.developer.tiny_transformers import CHANGES, shrunk
 
 HEAD = """\
@@ -43,6 +43,30 @@ for name, fields in MODELS.items():
     found = measure(model, torch.randint(4, 97, (2, 24)))
     print(f"{{name}}: {{found:.3g}}")
 """
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A defect of some classes, its effect in words, and how to measure it."""
+
+    id: str
+    diagnosis: str
+    title: str
+    classes: list[str]
+    effect: str
+    """What happens, and why."""
+    unit: str
+    """What the number is."""
+    measure: str
+    """A function `measure(model, tokens)`, as text."""
+    least: float = 1e-6
+    """The number above which the defect shows."""
+    right: str = "0"
+    """The number of a class without the defect."""
+
+
+_WORDS = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+DEFECTS = tuple(Defect(**words) for words in tomllib.loads(_WORDS)["defect"])
 
 
 @dataclass(frozen=True)
@@ -79,7 +103,7 @@ def script_of(defect: Defect) -> str:
         given = ", ".join(f"{k}={v!r}" for k, v in fields_of(name).items())
         lines = textwrap.wrap(given, 100, break_long_words=False)
         models.append(f'    "{name}": dict(\n' + "\n".join(f"        {line}" for line in lines) + "\n    ),")
-    measure = textwrap.dedent(defect.measure).strip()
+    measure = defect.measure.strip()
     if "F." not in measure:
         return HEAD.replace("import torch.nn.functional as F\n", "").format(models="\n".join(models), measure=measure)
     return HEAD.format(models="\n".join(models), measure=measure)

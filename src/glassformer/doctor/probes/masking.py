@@ -1,5 +1,6 @@
 """Padding is invisible: its content, its amount, its side, with a cache, in half precision."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace as change
 from functools import partial
@@ -10,7 +11,15 @@ from torch import Tensor
 
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import look
-from glassformer.doctor.probes.padding import Padded, amounts, conventions, feed_padded, pad_fill, padded
+from glassformer.doctor.probes.padding import (
+    NanToZero,
+    Padded,
+    amounts,
+    conventions,
+    feed_padded,
+    pad_fill,
+    padded,
+)
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.measure import (
     CROSS_WHY,
@@ -45,22 +54,27 @@ POSITION = (
 OVERFLOW = "Find the first module whose output is not finite: softmax with every key masked, division by 0, overflow."
 NAN = "A query with no visible key gives NaN, and 0·NaN spreads: let it see itself, or mask with a finite least number."
 UNSUPPORTED = "left padding shifts this model's absolute positions, and it takes none from outside: pad on the right"
+EMPTY = (
+    "left padding leaves queries without a visible key, which get NaN, and it shifts this model's positions, which the "
+    "caller cannot give: pad on the right"
+)
 FOREIGN = "left padding shifts this model's positions unless the caller passes position_ids: a convention, not a bug"
 
 
 def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
     """No NaN or infinity at real tokens: plain and left-padded, in the model's own precision, bfloat16 and float16."""
 
-    def count(isolated: Subject, with_padding: bool) -> int:
+    def count(isolated: Subject, with_padding: bool) -> tuple[int, int]:
+        """Of an input without padding, or padded on the left; then of one padded on the right."""
         length, counts = isolated.length(16, if_large=8), amounts_for(isolated)
         if not with_padding:
-            return int((~torch.isfinite(isolated.logits(isolated.tokens(isolated.rows(2), length)))).sum())
-        bad = 0
+            return int((~torch.isfinite(isolated.logits(isolated.tokens(isolated.rows(2), length)))).sum()), 0
+        bad = []
         for side in ("left", "right"):
             batch = padded(isolated, length, counts, side, pad_fill(isolated))
             logits = isolated.logits(batch.tokens, mask=batch.mask, **_places(isolated, batch))
-            bad += sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(counts)))
-        return bad
+            bad.append(sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(counts))))
+        return bad[0], bad[1]
 
     for dtype in (None, *HALVES):
         for with_padding in (False, True):
@@ -73,13 +87,28 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
                 continue
             try:
                 with subject.isolated(dtype=dtype) as isolated:
-                    bad = count(isolated, with_padding)
+                    bad, right = count(isolated, with_padding)
             except Exception as error:
                 yield Finding.skip(name, f"it does not run so: {' '.join(str(error).split())[:100]}")
                 continue
-            yield Finding.judge(
-                name, bad, 0, "logits of real tokens are finite", NAN if with_padding else OVERFLOW, dtype=str(dtype)
-            )
+            if with_padding and bad and not right and not left_padding_is_meant(subject):
+                yield Finding(name, Verdict.SKIP, bad, 0, EMPTY, "", {"explained": True})
+                continue
+            remedy = NAN if with_padding else OVERFLOW
+            yield Finding.judge(name, bad + right, 0, "logits of real tokens are finite", remedy, dtype=str(dtype))
+
+
+def left_padding_is_meant(subject: Subject) -> bool:
+    """Whether left padding would change nothing if queries without a visible key read 0 in place of NaN.
+
+    If it changes something nevertheless, the positions count the padding and the caller cannot give others: such a
+    model is padded on the right, and NaN with left padding is no further bug.
+    """
+    if subject.interface.positions is not None or subject.facts.position_kind in RELATIVE:
+        return True
+    with contextlib.suppress(Exception), NanToZero():
+        return judge(subject, "mask_nan", _amount("left"), NAN).passed
+    return True
 
 
 def _places(isolated: Subject, batch: Padded) -> dict[str, Any]:
@@ -143,6 +172,10 @@ def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
         return
     amount = judge(subject, f"pad_leak/amount-{side}", _amount(side), LEAK)
     if amount.verdict is Verdict.FAIL and amount.measured == torch.inf:  # NaN in the padded batch, a number without it
+        if side == "left" and not left_padding_is_meant(subject):
+            evidence = {**amount.evidence, "explained": True}
+            yield change(amount, id="mask_nan/padded-left", verdict=Verdict.SKIP, why=EMPTY, evidence=evidence)
+            return
         why = "logits of real tokens are NaN or infinite in a padded batch, and finite without padding"
         yield change(
             amount, id=f"mask_nan/padded-{side}", why=why, remedy=NAN, evidence={**amount.evidence, "cause": why}

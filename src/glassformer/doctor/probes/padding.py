@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.subject import Subject
@@ -48,6 +49,17 @@ def padded(
     for b, row in enumerate(rows):
         out[b][mask[b]] = row[0]
     return Padded(out, mask, rows, side)
+
+
+class NanToZero(TorchDispatchMode):
+    """Each NaN that an operation returns becomes 0: what a model computes if queries without a visible key read 0."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for one in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(one, Tensor) and one.is_floating_point() and bool(one.isnan().any()):
+                one.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        return output
 
 
 def amounts(subject: Subject, *usual: int) -> list[int]:

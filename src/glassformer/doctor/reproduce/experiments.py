@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from glassformer.doctor.reproduce import generating, inside, outside, weights
+from glassformer.doctor.reproduce import generating, inside, outside, parts, weights
 from glassformer.doctor.reproduce.experiment import Experiment
 
 Write = Callable[[Experiment], list[str]]
@@ -48,8 +48,29 @@ EXPERIMENTS: dict[str, Write | None] = {
     "constant_logits": outside.constant,
     "layer_reuse/weights": weights.shared,
     "low_precision": inside.dtype,
+    "norm_axis": parts.norm_axis,
+    "norm_eps": parts.norm_formula,
+    "softmax_axis": parts.softmax_axis,
+    "attention_weights": parts.weights_as_they_are,
+    "residual_growth/rms": parts.growth,
+    "residual_growth/init": parts.init_deviation,
+    "init_loss/head": parts.init_deviation,
+    "rope_relative/shift": parts.shifted,
+    "rope_relative/distance": parts.shifted,
+    "rope_relative/one-sided": parts.shifted,
+    "decode_select/plain": generating.greedy,
+    "decode_select/cached": generating.greedy,
 }
 """Finding id, or the start of one -> its experiment. Others, and those with None, have no stand-alone script."""
+REASONS = {
+    "head_layout": "the order of heads and tokens is read from the recorded steps between attention and its output map",
+    "position_twice": "the sum of token and position vectors is read from recorded additions, under whatever name",
+    "rope_values": "the values are compared between positions with a constant input, inside attention",
+    "rope_pairing": "the rotation is solved for from recorded queries and keys",
+    "attn_scale": "the factor may be applied to q, to k or to the scores: it is solved for from the recorded matmuls",
+    "activation": "the function is identified from what goes into and comes out of the recorded feed-forward",
+}
+"""Diagnoses whose evidence lies inside the computation -> why there is no stand-alone script."""
 
 
 @functools.cache
@@ -57,3 +78,10 @@ def experiment_for(id: str) -> Write | None:
     """The experiment whose name is the longest start of a finding's id."""
     known = [n for n in EXPERIMENTS if id == n or id.startswith((n + "/", n + "-"))]
     return EXPERIMENTS[max(known, key=len)] if known else None
+
+
+def why_not(diagnosis: str) -> str:
+    """Why there is no script for a diagnosis, or for this finding of one."""
+    if reason := REASONS.get(diagnosis):
+        return f"There is no stand-alone script for this diagnosis: {reason}."
+    return "There is no stand-alone script for this diagnosis: none was found that shows it on this model from outside."

@@ -59,6 +59,26 @@ def kept(e: Experiment) -> list[str]:
     ]
 
 
+def greedy(e: Experiment) -> list[str]:
+    """Each new token against the largest of the model's own logits."""
+    lines, generate = _generate(e)
+    if e.subject.kind == "seq2seq" or generate.ends:
+        raise LookupError("where its new tokens begin or end is not known here")
+    cached = f", use_cache={e.get('use_cache', False)}" if "use_cache" in generate.names else ""
+    length = min(e.get("prompt", 3), e.subject.limit - 6)
+    return [
+        *lines,
+        f"prompt = draw(2, {length}, seed=1)",
+        f"made = generate(model, prompt{cached})",
+        f"made = made if torch.equal(made[:, :{length}], prompt) else torch.cat([prompt, made], 1)",
+        "scores = logits(made[:, :-1])",
+        "short = scores.amax(-1) - scores.gather(-1, made[:, 1:, None])[..., 0]",
+        "# how far the logits of the chosen tokens lie below the largest",
+        f"measured = float(short[:, {length - 1} :].max())",
+        "bound = 1e-3 * float(scores.square().mean().sqrt())",
+    ]
+
+
 HEARD = [
     "class Heard(TorchFunctionMode):",
     '    """Keeps the logits of the last position that are computed meanwhile."""',

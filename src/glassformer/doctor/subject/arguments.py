@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,6 +39,18 @@ class InternalCache:
     """A cache that the model keeps itself: all that the caller holds is how many tokens it has read."""
 
     length: int = 0
+
+
+@dataclass
+class InferenceParams:
+    """The cache of `mamba_ssm` and of `flash_attn`: the model fills a dictionary, and the caller counts the tokens."""
+
+    max_seqlen: int = 256
+    max_batch_size: int = 8
+    seqlen_offset: int = 0
+    batch_size_offset: int = 0
+    key_value_memory_dict: dict[Any, Any] = field(default_factory=dict)
+    lengths_per_sample: Tensor | None = None
 
 
 def _causal(tokens: Tensor, start: int) -> Tensor:
@@ -147,8 +159,10 @@ class Setup:
         self.undo(model)
         self._before[model] = [_attributes(m) for m in model.modules()]
         method, given = getattr(model, self.name), self.sizes(model, rows)
-        # what an earlier call noted, such as a largest batch size, would make it return at once
-        for name, value in vars(model).items():
+        # what an earlier call noted under the name of its argument, such as a largest batch size, would make it return
+        # at once; other limits are the model's own, and it may need them
+        for name in inspect.signature(method).parameters:
+            value = vars(model).get(name)
             if name.startswith("max_") and isinstance(value, int) and not isinstance(value, bool):
                 setattr(model, name, -1)
         with contextlib.suppress(TypeError):

@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.doctor.subject.arguments import ADDRESSES, RESETS, SETUPS, Begin, Filler, Reset, Setup, fillers
+from glassformer.doctor.subject.arguments import (
+    ADDRESSES,
+    RESETS,
+    SETUPS,
+    Begin,
+    Filler,
+    InferenceParams,
+    Reset,
+    Setup,
+    fillers,
+)
 from glassformer.doctor.subject.isolate import quiet
 from glassformer.doctor.subject.measure import gap
 from glassformer.doctor.subject.snapshot import referenced
@@ -108,6 +118,8 @@ def _settle_given(subject: Subject) -> None:
     layers = subject.facts.whole("n_layers") or len(subject.blocks()) or 1
     empty: list[Callable[[], Any]] = [dict, list, lambda: [None] * layers]
     empty += [lambda: [{} for _ in range(layers)], lambda: [[] for _ in range(layers)]]
+    if subject.interface.cache == "inference_params":
+        empty.insert(0, InferenceParams)
     subject.interface.empty = next((make for make in empty if _fills(subject, make)), None)
 
 
@@ -118,6 +130,7 @@ def _fills(subject: Subject, make: Callable[[], Any]) -> bool:
         isolated.call(tokens[:, :3], cache=cache, with_cache=True)
         if not any(isinstance(value, Tensor) for value in referenced(cache)):
             return False
-        after, _ = isolated.call(tokens[:, 3:], cache=cache, with_cache=True)
-        return gap(after, isolated.logits(tokens[:, 3:])) > 0
+        # one token: some models take no more than that with a cache
+        after, _ = isolated.call(tokens[:, 3:4], cache=cache, with_cache=True)
+        return gap(after, isolated.logits(tokens[:, 3:4])) > 0
     return False

@@ -87,21 +87,22 @@ def _settle_fill(subject: Subject, length: int) -> bool:
             continue
         running = fill if running is None else running
         decides = any("mask" in name for name in face.required) and subject.kind != "encoder"
-        if not decides or not _sees_later(subject, length):
+        if not decides or _is_causal(subject, length):
             return True
     face.fill = running or {}
     return running is not None
 
 
-def _sees_later(subject: Subject, length: int) -> bool:
+def _is_causal(subject: Subject, length: int) -> bool:
+    """Whether the logits are finite and no position reads the last token: a mask the wrong way round gives NaN."""
     tokens = subject.tokens(2, length)
     changed = tokens.clone()
     changed[:, -1] = subject.other(tokens)[:, -1]
     try:
         one, two = _logits(subject, tokens), _logits(subject, changed)
     except Exception:
-        return False
-    return gap(one[:, :-1], two[:, :-1]) > same_shape_bound(one)
+        return True
+    return bool(one.isfinite().all()) and gap(one[:, :-1], two[:, :-1]) <= same_shape_bound(one)
 
 
 def _settle_step(subject: Subject, length: int, most: int) -> None:

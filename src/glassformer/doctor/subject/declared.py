@@ -214,7 +214,7 @@ def declared(model: Any, extra: Mapping[str, Any] | None = None) -> Declared:
     return Declared(facts, raw, {name: Declared(_facts(fields), fields) for name, fields in inner.items()})
 
 
-SIZES = ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "max_len", "tied")
+SIZES = ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "max_len", "tied", "window")
 SPECIAL_ID = re.compile(r"_token_(id|ids|index)$|^(bos|eos|sos|pad|padding|sep|cls|mask|unk)_(id|idx|index)$")
 """Names of ids with a meaning of their own."""
 

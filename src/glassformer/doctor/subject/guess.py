@@ -1,8 +1,9 @@
 """Whether a model is a decoder, an encoder or both, from what it says and, where that is faint, from what it computes.
 
-A declaration decides: a word in the config or in an attribute, of the instance or of its class, or in the class name.
-Some arguments belong to encoders and are taken by decoders made of encoder layers as well. There, a model that reads
-later tokens at every position is an encoder.
+A declaration decides: a word in the config or in an attribute, of the instance or of its class, or a class name that
+says what the model is trained for (`...ForCausalLM`, `Bert`). A class name with `Encoder` or `Enc` in it, and arguments
+that encoders have, are hints: decoders made of encoder layers have them as well. A single hint yields to what the model
+computes. Two hints that agree make an encoder, so that one with a causal mask is found.
 """
 
 import contextlib
@@ -26,6 +27,11 @@ WORDS = (
 """Words -> the kind they stand for, the first that is met."""
 FAINT = ("src_key_padding_mask", "token_type_ids", "segment_ids", "segments", "type_ids")
 """Arguments that encoders have."""
+ONLY_ENCODERS = (*FAINT[1:], "masked_positions", "masked_lm_positions", "mlm_labels", "masked_lm_labels")
+"""Those of them that no decoder made of encoder layers has a use for."""
+MASK_TOKEN = ("mask_token_id", "mask_id", "mask_idx", "mask_token", "mask_index")
+ENCODER_HEADS = ("mlm", "nsp", "pooler")
+"""Words in names of parts that encoders have."""
 
 
 def guess_kind(subject: Subject) -> Kind:
@@ -35,7 +41,10 @@ def guess_kind(subject: Subject) -> Kind:
         return "seq2seq"
     if (kind := _in_words(subject) or _by_flag(subject) or _by_class_name(subject)) is not None:
         return kind
-    if face.cache or face.maker or face.internal or callable(getattr(model, "generate", None)):
+    decodes = bool(face.cache or face.maker or face.internal or callable(getattr(model, "generate", None)))
+    if _has_encoder_name(subject):
+        return _named_encoder(subject, decodes)
+    if decodes:
         return "decoder"
     if (name := _faint(subject)) is not None and _reads_both_ways(subject):
         subject.notes.append(
@@ -45,6 +54,45 @@ def guess_kind(subject: Subject) -> Kind:
         return "encoder"
     subject.notes.append("taken for a decoder: nothing says otherwise. Give kind='encoder' if it reads both ways.")
     return "decoder"
+
+
+def _has_encoder_name(subject: Subject) -> bool:
+    own = type(subject.model).__name__
+    return "encoder" in own.lower() or "enc" in _words(own)
+
+
+def _named_encoder(subject: Subject, decodes: bool) -> Kind:
+    """The kind of a model whose class is called an encoder, and that says nothing else about its kind."""
+    if _second_hint(subject):
+        return "encoder"
+    looks_back = _looks_back(subject)
+    if looks_back or (looks_back is False and decodes):
+        why = "its positions read earlier tokens" if looks_back else "it generates or keeps a cache"
+        subject.notes.append(
+            f"taken for a decoder although its class is called {type(subject.model).__name__}: {why}. Give "
+            "kind='encoder' if it reads both ways."
+        )
+        return "decoder"
+    return "encoder"
+
+
+def _second_hint(subject: Subject) -> bool:
+    """Whether something else than the class name belongs to encoders: an argument, a mask token, a head, no head."""
+    if subject.module is None:
+        return False
+    with contextlib.suppress(TypeError, ValueError):
+        if set(inspect.signature(subject.module.forward).parameters) & set(ONLY_ENCODERS):
+            return True
+    held = {**vars(subject.module), **subject.facts.raw}
+    if any(isinstance(held.get(name), int) and not isinstance(held[name], bool) for name in MASK_TOKEN):
+        return True
+    heads = (word for name, _ in subject.module.named_children() for word in _words(name))
+    return not subject.vocabulary_logits or any(word in ENCODER_HEADS for word in heads)
+
+
+def _words(name: str) -> set[str]:
+    """The words of an identifier, in lower case: {"tiny", "enc"} of `TinyEnc` and of `tiny_enc`."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
 def _in_words(subject: Subject) -> Kind | None:
@@ -78,14 +126,13 @@ def _by_flag(subject: Subject) -> Kind | None:
 def _by_class_name(subject: Subject) -> Kind | None:
     """By the class name, together with flags of the config."""
     facts, raw, own = subject.facts, subject.facts.raw, type(subject.model).__name__
-    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", own)}
     if isinstance(facts.causal, bool) and "is_decoder" not in raw:
         return "decoder" if facts.causal else "encoder"
     if raw.get("is_decoder") or any(word in own.lower() for word in ("causal", "gpt", "decoder", "lmheadmodel")):
         return "decoder"
-    if any(word in own.lower() for word in ("maskedlm", "bert", "encoder", "electra")):
+    if any(word in own.lower() for word in ("maskedlm", "bert", "electra")):
         return "encoder"
-    if words & {"enc", "mlm", "bidirectional"}:
+    if _words(own) & {"mlm", "bidirectional"}:
         return "encoder"
     if raw.get("is_decoder") is False and not _of_library(subject.model):
         return "encoder"
@@ -106,6 +153,25 @@ def _faint(subject: Subject) -> str | None:
     with contextlib.suppress(TypeError, ValueError):
         taken = inspect.signature(subject.module.forward).parameters
         return next((name for name in FAINT if name in taken), None)
+    return None
+
+
+def _looks_back(subject: Subject) -> bool | None:
+    """Whether tokens reach later positions at least twice as far as earlier ones; None where it cannot be measured.
+
+    A decoder whose mask is off by one looks back as well. An encoder looks both ways, and so does one with windows.
+    """
+    with contextlib.suppress(Exception), quiet(), subject.isolated(subject.warmth) as isolated:
+        tokens = isolated.tokens(2, isolated.length(16))
+        fresh, base = isolated.other(tokens), isolated.logits(tokens)
+        bound = same_shape_bound(base)
+        reached = []
+        for at, seen in ((0, slice(1, None)), (tokens.shape[1] - 1, slice(-1))):
+            changed = tokens.clone()
+            changed[:, at] = fresh[:, at]
+            moved = (isolated.logits(changed) - base)[:, seen].abs().amax((0, 2)) > bound
+            reached.append(int(moved.sum()))
+        return reached[0] > 2 * reached[1]
     return None
 
 

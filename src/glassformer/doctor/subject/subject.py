@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from glassformer.config.choices import ModelKind
 from glassformer.doctor.subject import interface as calls
-from glassformer.doctor.subject.arguments import InternalCache, sizes_for
+from glassformer.doctor.subject.arguments import InferenceParams, InternalCache, sizes_for
 from glassformer.doctor.subject.declared import SPECIAL_ID, Declared
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
@@ -178,6 +178,8 @@ class Subject:
         logits = self.logits_in(output, tokens)
         if isinstance(cache, InternalCache):
             return logits, InternalCache(cache.length + tokens.shape[1])
+        if isinstance(cache, InferenceParams):
+            cache.seqlen_offset += tokens.shape[1]
         returned = calls.find_cache(output) if with_cache or cache is not None else None
         return logits, cache if returned is None else returned
 

@@ -13,7 +13,6 @@ from glassformer.theory.course import Choice, CourseError, Formula, Problem, Tas
 from glassformer.theory.course.expressions import UnreadableError, parse, to_sympy
 from glassformer.theory.course.progress import Progress, load
 from glassformer.theory.course.registry import Item, errata
-from glassformer.theory.exercises.hints import hints
 
 SAVING = threading.Lock()
 """Requests run in several threads, and each reads and replaces the file of the progress."""
@@ -47,7 +46,7 @@ def describe(id: str) -> dict[str, Any]:
     item, kept = _find(id), load()
     facts = {"id": item.id, "title": item.title, "claims": list(item.claims), "solved": kept.solved(item.id)}
     if not isinstance(item, Problem):
-        given = [[{"text": hint}] for hint in hints(item.id)]
+        given = [[{"text": hint}] for hint in item.hints]
         facts |= {"hints": given[: kept.record(item.id).hints], "hint_count": len(given)}
         return {**facts, "kind": "code", "problem": item.problem, "stub": item.stub}
     task = item.task(kept.record(item.id).draw)
@@ -98,7 +97,7 @@ def act(id: str, request: schema.CourseAction, is_local: bool) -> dict[str, Any]
         elif request.action == "solution":
             return {"program": item.solution, "errata": []}
         elif request.action == "hint":
-            return _hint(item.id, [[{"text": hint}] for hint in hints(item.id)], kept)
+            return _hint(item.id, [[{"text": hint}] for hint in item.hints], kept)
         elif request.action == "grade" and not is_local:
             raise StudioError(
                 "programs are graded only if the studio listens on this machine: use glass course answer."

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake
+from glassformer.theory.exercises.exercise import Array, Case, Mistake, exercise
 
 SCALED = " / np.sqrt(k.shape[-1])"
 SCALES = (
@@ -53,7 +53,6 @@ def inspect_pattern(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> st
     return "some of your weights are negative: the output of softmax never is" if (pattern < 0).any() else ""
 
 
-NORMALISED = "    weights = weights / weights.sum(-1, keepdims=True)\n"
 AXIS = Mistake(
     "your weights sum to 1 over queries, not over keys: softmax along axis -1",
     {"max(-1": "max(0", "weights.sum(-1": "weights.sum(0"},
@@ -63,52 +62,8 @@ OVERFLOW = Mistake(
     {"scores - scores.max(-1, keepdims=True)": "scores"},
 )
 
-ATTENTION = Exercise(
-    id="attention",
-    title="Scaled dot-product attention",
-    problem="""\
-Write attention for one head, without a mask, in NumPy.
-
-  q (T, K)  a query for each of T positions
-  k (S, K)  a key for each of S positions
-  v (S, U)  a value for each of S positions
-
-The score of query t and key s is their dot product divided by √K. Apply softmax over the keys, so that each row of
-scores becomes a row of weights that sums to 1. The output at position t is the average of the values under these
-weights.
-
-Return the output (T, U) and the weights (T, S). Scores may be large, so exp must not overflow.""",
-    solve=attention,
-    cases=_attention_cases,
-    returns=("output", "weights"),
-    mistakes=(
-        *SCALES,
-        Mistake(
-            "you divide by the square root of the value width U: use the key width K", {"k.shape[-1]": "v.shape[-1]"}
-        ),
-        Mistake("you divide by the square root of the number of keys: use the key width K", {"k.shape[-1]": "len(k)"}),
-        AXIS,
-        Mistake(
-            "your weights sum to 1 over the whole matrix: apply softmax to each row on its own",
-            {"scores.max(-1, keepdims=True)": "scores.max()", "weights.sum(-1, keepdims=True)": "weights.sum()"},
-        ),
-        Mistake(
-            "your weights are not normalised: divide exp(score) by its sum over the keys",
-            {NORMALISED: "", "scores - scores.max(-1, keepdims=True)": "scores"},
-        ),
-        Mistake(
-            "you divide the scores by their sum: softmax takes exp of the scores first",
-            {"np.exp(scores - scores.max(-1, keepdims=True))": "scores"},
-        ),
-        Mistake(
-            "you apply softmax twice: once is enough",
-            {NORMALISED: f"{NORMALISED}    weights = np.exp(weights)\n{NORMALISED}"},
-        ),
-        OVERFLOW,
-    ),
-    inspect=inspect_pattern,
-    claims=("numpy-attention", "softmax-row-stochastic", "unit-variance-scaling"),
-    sources=("Topic 10 ex. 2.1",),
+ATTENTION = exercise(
+    "attention", solve=attention, cases=_attention_cases, inspect=inspect_pattern, mistakes=(*SCALES, AXIS, OVERFLOW)
 )
 
 
@@ -142,44 +97,8 @@ def _inspect_mask(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
     return inspect_pattern(arguments, values)
 
 
-MASK = "np.tri(T, dtype=bool)"
-CAUSAL = Exercise(
-    id="causal-mask",
-    title="The causal mask",
-    problem="""\
-In a decoder, a position must not attend to later positions. Given the scores (T, T), one row per query and one column
-per key, return the attention weights (T, T). Row t is the softmax over the keys 0 to t, and exactly 0 for later keys.
-A query attends to its own position too.
-
-Scores may be large positive or large negative numbers.""",
-    solve=causal_weights,
-    cases=_mask_cases,
-    returns=("weights",),
-    mistakes=(
-        Mistake("you do not apply a mask: every query attends to every key", {MASK: "True"}),
-        Mistake(
-            "your mask is transposed: queries attend to later positions instead of earlier ones", {MASK: f"{MASK}.T"}
-        ),
-        Mistake(
-            "your mask hides a query's own position, and the first query sees nothing: keep the diagonal",
-            {MASK: "np.tri(T, k=-1, dtype=bool)"},
-        ),
-        Mistake("your mask is off by one: each query attends to one later key", {MASK: "np.tri(T, k=1, dtype=bool)"}),
-        Mistake("you set masked scores to 0 or close to 0, and exp(0) is 1: set them to -inf", {"-np.inf": "0.0"}),
-        Mistake(
-            "you mask after softmax, so the rows no longer sum to 1: mask the scores before softmax",
-            {
-                "    scores = np.where(allowed, scores, -np.inf)\n": "",
-                "return weights / weights.sum(-1, keepdims=True)": (
-                    "return weights / weights.sum(-1, keepdims=True) * allowed"
-                ),
-            },
-        ),
-        AXIS,
-        OVERFLOW,
-    ),
-    inspect=_inspect_mask,
-    claims=("architecture-masks", "encoder-from-decoder"),
+CAUSAL = exercise(
+    "causal-mask", solve=causal_weights, cases=_mask_cases, inspect=_inspect_mask, mistakes=(AXIS, OVERFLOW)
 )
 
 
@@ -209,56 +128,4 @@ def _cross_cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
-CROSS = Exercise(
-    id="cross-attention",
-    title="Cross-attention",
-    problem="""\
-In an encoder-decoder, every block of the decoder also attends to the outputs of the encoder. For one head:
-
-  x (T, D)                     the decoder's residual stream: it makes the queries
-  memory (S, D)                the encoder's outputs: they make the keys and the values
-  padding (S)                  True where the source has padding, which must get the weight 0
-  w_q, w_k, w_v (D, K)         applied from the right: queries are x @ w_q
-
-Divide the scores by √K. There is no causal mask: the source is complete before the first target token is written.
-
-Return the output (T, K).""",
-    solve=cross_attention,
-    cases=_cross_cases,
-    returns=("output",),
-    mistakes=(
-        *SCALES,
-        Mistake(
-            "you attend to padding: set the scores of padded source positions to -inf before softmax",
-            {"    scores = np.where(padding, -np.inf, scores)\n": ""},
-        ),
-        Mistake(
-            "you use the padding the wrong way round: True marks the positions to hide",
-            {"np.where(padding, -np.inf, scores)": "np.where(padding, scores, -np.inf)"},
-        ),
-        Mistake(
-            "you apply a causal mask: every target position may attend to the whole source",
-            {"np.where(padding,": "np.where(padding | ~np.tri(*scores.shape, dtype=bool),"},
-        ),
-        Mistake(
-            "you attend from the source to the target: queries come from x, keys and values from memory",
-            {
-                "x @ w_q, memory @ w_k, memory @ w_v": "memory @ w_q, x @ w_k, x @ w_v",
-                "np.where(padding,": "np.where(padding[:, None] & False,",
-            },
-        ),
-        Mistake(
-            "you let the decoder attend to itself: keys and values come from memory",
-            {
-                "memory @ w_k, memory @ w_v": "x @ w_k, x @ w_v",
-                "np.where(padding,": "np.where(np.zeros(len(x), bool),",
-            },
-        ),
-        AXIS,
-        Mistake(
-            "you set the scores of padding to 0, and exp(0) is 1: set them to -inf",
-            {"np.where(padding, -np.inf, scores)": "np.where(padding, 0.0, scores)"},
-        ),
-    ),
-    claims=("architecture-masks",),
-)
+CROSS = exercise("cross-attention", solve=cross_attention, cases=_cross_cases, mistakes=(*SCALES, AXIS))

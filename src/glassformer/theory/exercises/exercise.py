@@ -8,9 +8,11 @@ something is.
 import ast
 import importlib
 import inspect as inspection
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,8 @@ class Exercise:
     """Limit of processor time for one submission."""
     broken: tuple[Mistake, ...] = ()
     """Mistakes that the file to start from contains, if it is a program to repair."""
+    hints: tuple[str, ...] = ()
+    """Three hints: the idea, the method, almost the code."""
 
     @property
     def function(self) -> str:
@@ -113,6 +117,31 @@ class Exercise:
                     return ""
                 text = text.replace(old, new)
         return text
+
+
+@cache
+def _words(module: str) -> dict[str, dict[str, Any]]:
+    text = (files(__package__) / "words" / f"{module}.toml").read_text(encoding="utf-8")
+    return {words["id"]: words for words in tomllib.loads(text)["exercise"]}
+
+
+def exercise(
+    id: str,
+    solve: Callable[..., Any],
+    cases: Callable[[np.random.Generator], list[Case]],
+    mistakes: tuple[Mistake, ...] = (),
+    **judges: Any,
+) -> Exercise:
+    """Return an exercise whose words are in `words/MODULE.toml`, where MODULE is the module of `solve`.
+
+    `mistakes` are those that exercises share or that a judge uses; `judges` are `inspect` and `accepts`.
+    """
+    words = dict(_words(solve.__module__.rpartition(".")[2])[id])
+    listed = words.pop("mistakes", [])
+    own = [Mistake(one["message"], dict(one["edits"])) for one in listed]
+    broken = tuple(mistake for mistake, one in zip(own, listed, strict=True) if one.get("planted"))
+    texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in words.items()}
+    return Exercise(solve=solve, cases=cases, mistakes=(*mistakes, *own), broken=broken, **judges, **texts)
 
 
 @lru_cache(maxsize=1024)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake
+from glassformer.theory.exercises.exercise import Array, Case, exercise
 from glassformer.theory.exercises.model import attend, feed, gpt, norm, softmax
 
 __all__ = ["attend", "feed", "norm", "softmax"]
@@ -76,72 +76,4 @@ def _loading_cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
-TABLE = "\n".join(f"  {theirs:<20}{ours}" for theirs, ours in NAMES.items())
-LOADING = Exercise(
-    id="gpt2-weights",
-    title="Weights of GPT-2 through a table of names",
-    problem=f"""\
-Load a state dict with GPT-2's names into your own model. `gpt(tokens, weights, n_heads)` is given; its matrices are
-stored output by input and applied as x @ w.T. GPT-2 stores them input by output, and applies them as x @ w.
-
-  wte.weight, wpe.weight           token and position embeddings; the head is tied to wte.weight
-  ln_f.weight, ln_f.bias           gain and bias of the final norm
-  h.N.attn.c_attn.weight (D, 3D)   queries, keys and values of layer N side by side
-  h.N.attn.c_attn.bias (3D)        and their biases
-
-The other names of layer N, after the prefix "h.N.", and the keys of a block of `gpt`:
-
-{TABLE}
-
-The three parts of c_attn become "query", "key" and "value", with "query_bias", "key_bias" and "value_bias". The head
-of `gpt` is applied as x @ weights["head"], so it is (D, V).
-
-Return the logits (T, V). They must agree to 1e-7 with weights of standard deviation 0.3: with the small weights of a
-new model a bound of 1e-4 would hide mistakes.""",
-    solve=gpt2_logits,
-    cases=_loading_cases,
-    returns=("logits",),
-    mistakes=(
-        Mistake(
-            "you do not transpose attn.c_proj.weight: it is square, so the shape does not show it",
-            {'("output", "up", "down")': '("up", "down")'},
-        ),
-        Mistake(
-            "you do not transpose queries, keys and values: their matrices are square, so the shape does not show it",
-            {"= matrix.T, bias": "= matrix, bias"},
-        ),
-        Mistake(
-            "you take the parts of c_attn in the wrong order: queries, keys, values",
-            {'["query", "key", "value"]': '["key", "query", "value"]'},
-        ),
-        Mistake(
-            "you take the values of c_attn for queries: the order is queries, keys, values",
-            {'["query", "key", "value"]': '["value", "key", "query"]'},
-        ),
-        Mistake(
-            "you swap the two norms of a block: ln_1 comes before attention, ln_2 before the feed-forward layer",
-            {
-                "blocks.append(block)": (
-                    'block["gain_1"], block["gain_2"] = block["gain_2"], block["gain_1"]\n'
-                    '        block["bias_1"], block["bias_2"] = block["bias_2"], block["bias_1"]\n'
-                    "        blocks.append(block)"
-                )
-            },
-        ),
-        Mistake(
-            "you use the weights of the first layer in every layer",
-            {'{n}.{theirs}"]': '0.{theirs}"]', "{n}.attn": "0.attn"},
-        ),
-        Mistake(
-            "you leave out the biases of c_attn: split them as you split the matrix",
-            {"= matrix.T, bias": "= matrix.T, 0 * bias"},
-        ),
-        Mistake(
-            "you forget the final norm's parameters: they are ln_f.weight and ln_f.bias",
-            {'state["ln_f.weight"]': '1 + 0 * state["ln_f.weight"]', 'state["ln_f.bias"]': '0 * state["ln_f.bias"]'},
-        ),
-    ),
-    claims=("gpt2-logits-match", "weight-tying-saving"),
-    sources=("Ch. 13 ex. 19",),
-    given=("norm", "attend", "feed", "gpt"),
-)
+LOADING = exercise("gpt2-weights", solve=gpt2_logits, cases=_loading_cases)

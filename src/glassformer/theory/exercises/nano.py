@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glassformer.theory.exercises.backward import cross_entropy
-from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake, softmax
+from glassformer.theory.exercises.exercise import Array, Case, Mistake, exercise, softmax
 from glassformer.theory.exercises.training import adamw, batch
 
 
@@ -156,26 +156,11 @@ def judge_training(case: Case, values: tuple[Any, ...]) -> str:
 STEP = "        inputs, targets = batch(text, rng.integers(0, len(text) - T, 16), T)\n"
 GRADIENTS = "        g = gradients(inputs, targets, w)\n"
 LAST = "return logits - np.log(np.exp(logits).sum(-1, keepdims=True))"
-TRAIN = Exercise(
-    id="nano-train",
-    title="nanoGPT, stage 7: the whole training",
-    problem="""\
-Train a small Transformer on a text and predict with it. Stages 1, 2, 3 and 5 are given: `batch`, `cross_entropy`,
-`attention_gradients` (for a batch), `adamw`; also `forward` and `gradients` of a model with one layer and one head.
-You may write a larger model, and you may use torch.
-
-  text          an array of about 6000 token ids
-  vocab         the number of different tokens
-  prompts       (P, T) token ids; train on sequences of the same length T
-
-Return (P, vocab): for each prompt, the natural logarithms of the probabilities of the next token.
-
-In this text the next token depends on the last two. A table of pairs sees one of them; attention sees both. Of the way
-from the entropy of the source, which nothing can beat, to the loss of the best table of pairs, your loss may be at 60 %
-at most. You have 60 seconds; 300 steps of 16 sequences are enough and take one.""",
+TRAIN = exercise(
+    "nano-train",
     solve=train,
     cases=lambda rng: [_case(rng, 7, 6)],
-    returns=("logp",),
+    accepts=judge_training,
     mistakes=(
         Mistake(SHAPE, {LAST: "return (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[:1]"}),
         Mistake(
@@ -190,9 +175,4 @@ at most. You have 60 seconds; 300 steps of 16 sequences are enough and take one.
         Mistake(SINGLE, {STEP: STEP + "        inputs = np.roll(inputs, 1, axis=0)\n"}),
         Mistake(PAIRS, {GRADIENTS: f'{GRADIENTS}        w["value"], g["value"] = 0 * w["value"], 0 * g["value"]\n'}),
     ),
-    accepts=judge_training,
-    claims=("train-nano-gpt",),
-    sources=("Ch. 13 ex. 20",),
-    given=("batch", "cross_entropy", "attention_gradients", "adamw", "forward", "gradients"),
-    seconds=60,
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake, softmax
+from glassformer.theory.exercises.exercise import Array, Case, exercise, softmax
 
 
 def _inspect_distribution(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
@@ -29,13 +29,8 @@ def temperature(logits: Array, tau: float) -> Array:
     return p / p.sum()
 
 
-TEMPERATURE = Exercise(
-    id="temperature",
-    title="Sampling with a temperature",
-    problem="""\
-Return the probabilities (V) with which the next token is drawn at temperature tau > 0: p_i is proportional to
-exp(logits_i / tau). A tau below 1 sharpens the distribution, a tau above 1 flattens it, and tau = 1 leaves it
-unchanged. Logits may be large.""",
+TEMPERATURE = exercise(
+    "temperature",
     solve=temperature,
     cases=lambda rng: [
         Case("tau 0.5", {"logits": rng.normal(size=6), "tau": 0.5}),
@@ -43,29 +38,7 @@ unchanged. Logits may be large.""",
         Case("tau 1", {"logits": rng.normal(size=4), "tau": 1.0}),
         _overflowing(rng, tau=0.7),
     ],
-    returns=("probabilities",),
-    mistakes=(
-        Mistake(
-            "you multiply the logits by tau: divide by it, so that a large tau flattens the distribution",
-            {"logits / tau": "logits * tau"},
-        ),
-        Mistake(
-            "you divide the probabilities by tau and normalise, which has no effect: divide the logits",
-            {"scaled = logits / tau": "scaled = logits", "return p / p.sum()": "p = p / tau\n    return p / p.sum()"},
-        ),
-        Mistake("you divide by the square root of tau: divide by tau", {"logits / tau": "logits / np.sqrt(tau)"}),
-        Mistake(
-            "exp of a large logit overflows: subtract the largest logit before exp", {"scaled - scaled.max()": "scaled"}
-        ),
-        Mistake("you return exp of the scaled logits: divide by their sum", {"return p / p.sum()": "return p"}),
-        Mistake(
-            "you take the logarithm of the probabilities: return the probabilities themselves",
-            {"return p / p.sum()": "return np.log(p / p.sum())"},
-        ),
-    ),
     inspect=_inspect_distribution,
-    claims=("decoding-samplers",),
-    sources=("Ch. 13 ex. 16",),
 )
 
 
@@ -77,13 +50,8 @@ def top_k(logits: Array, k: int) -> Array:
     return p / p.sum()
 
 
-TOP_K = Exercise(
-    id="top-k",
-    title="Top-k sampling",
-    problem="""\
-Return the probabilities (V) of top-k sampling. Only the k tokens with the largest logits can be drawn; their
-probabilities are the softmax over these k logits. Every other token has probability exactly 0. k is at least 1 and may
-exceed the number of tokens. No two logits are equal.""",
+TOP_K = exercise(
+    "top-k",
     solve=top_k,
     cases=lambda rng: [
         Case("k 3 of 8", {"logits": rng.normal(size=8), "k": 3}),
@@ -95,23 +63,7 @@ exceed the number of tokens. No two logits are equal.""",
         Case("negative logits", {"logits": -5 - np.abs(rng.normal(size=6)), "k": 2}),
         _overflowing(rng, k=2),
     ],
-    returns=("probabilities",),
-    mistakes=(
-        Mistake("you keep the k smallest logits: keep the largest", {"argsort(-logits)": "argsort(logits)"}),
-        Mistake(
-            "you set the logits of removed tokens to 0, and exp(0) is 1: set them to -inf",
-            {"np.zeros(len(logits))": "np.exp(np.zeros(len(logits)) - logits.max())"},
-        ),
-        Mistake(
-            "you do not normalise the remaining probabilities: divide them by their sum",
-            {"return p / p.sum()": "return p / np.exp(logits - logits.max()).sum()"},
-        ),
-        Mistake("you keep one token too many", {"[:k]": "[: k + 1]"}),
-        Mistake("you keep one token too few", {"[:k]": "[: max(k - 1, 1)]"}),
-    ),
     inspect=_inspect_distribution,
-    claims=("decoding-samplers",),
-    sources=("Ch. 13 ex. 16",),
 )
 
 
@@ -140,50 +92,4 @@ def _nucleus_cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
-TOP_P = Exercise(
-    id="top-p",
-    title="Top-p (nucleus) sampling",
-    problem="""\
-Return the probabilities (V) of top-p (nucleus) sampling. Sort the tokens by decreasing probability and keep the
-shortest prefix whose probabilities sum to at least p; the token that crosses p is kept. Divide the kept probabilities
-by their sum. Every other token has probability exactly 0. Entry i of the result belongs to token i. 0 < p <= 1.""",
-    solve=top_p,
-    cases=_nucleus_cases,
-    returns=("probabilities",),
-    mistakes=(
-        Mistake(
-            "you drop the token that crosses p, so the kept tokens sum to less than p: keep it",
-            {"order[before < p]": "order[: max(1, sum(np.cumsum(q[order]) <= p))]"},
-        ),
-        Mistake(
-            "you keep one token too many: stop at the token that reaches p",
-            {"order[before < p]": "order[: sum(before < p) + 1]"},
-        ),
-        Mistake(
-            "you keep every token whose own probability is at least p: the sum of the kept tokens must reach p",
-            {"order[before < p]": "order[: max(1, sum(q >= p))]"},
-        ),
-        Mistake(
-            "you keep every token whose own probability is at least 1 - p: the sum of the kept tokens must reach p",
-            {"order[before < p]": "order[: sum(q >= 1 - p)]"},
-        ),
-        Mistake(
-            "you do not normalise the remaining probabilities: divide them by their sum",
-            {"return result / result.sum()": "return result"},
-        ),
-        Mistake(
-            "you return the probabilities in sorted order: entry i must belong to token i",
-            {"return result / result.sum()": "return result[order] / result.sum()"},
-        ),
-        Mistake(
-            "you start with the least likely tokens: sort by decreasing probability", {"argsort(-q)": "argsort(q)"}
-        ),
-        Mistake(
-            "you sum the probabilities in the order of the token ids: sort them first",
-            {"np.argsort(-q)": "np.arange(len(q))"},
-        ),
-    ),
-    inspect=_inspect_distribution,
-    claims=("decoding-samplers",),
-    sources=("Ch. 13 ex. 16",),
-)
+TOP_P = exercise("top-p", solve=top_p, cases=_nucleus_cases, inspect=_inspect_distribution)

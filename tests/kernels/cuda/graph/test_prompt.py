@@ -141,6 +141,46 @@ def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_token
         assert difference(made.step(more), wanted) < 1e-2
 
 
+def test_a_prompt_after_a_longer_one_of_the_same_padded_length():
+    exact, half = models(config(), torch.float16)
+    reader = prompt.prompt_reader(half)
+    ids = torch.randint(0, V, (2, T + 2), generator=torch.Generator().manual_seed(6))
+    read(half, ids, reader=reader, chunk=T + 2)
+    wanted, kept = read(exact, ids[:, :T])
+    found, stored = read(half, ids[:, :T], reader=reader)
+    assert list(reader.prompts) == [(2, 64)]
+    assert difference(found, wanted) < 1e-2
+    assert max(difference(a, b) for x, y in zip(stored, kept, strict=True) for a, b in zip(x, y, strict=True)) < 1e-2
+    assert all(store.shape[2] == T for pair in stored for store in pair)
+
+
+def test_which_prompts_are_padded():
+    def padded(n, most=None, changes_at=None):
+        return prompt.padded_length(n, most, changes_at)
+
+    assert [padded(n) for n in (1, 64, 65, 1000, 1025, 2048)] == [64, 64, 128, 1024, 1152, 2048]
+    assert all(n <= padded(n) <= max(n + 63, n * 1.125) for n in range(1, 5000))
+    assert padded(30, most=40) == 40  # a learned table has no more positions
+    assert [padded(n, changes_at=100) for n in (90, 100, 101)] == [100, 100, 128]
+
+
+def test_a_mixture_of_experts_is_not_captured():
+    def reader(**changes):
+        return prompt.prompt_reader(build(config(**changes), seed=0).half())
+
+    assert reader().is_capturable
+    assert not reader(feedforward=c.MoE(4, 2, expert=c.Gated(64))).is_capturable
+
+
+def test_the_oldest_captured_prompt_is_forgotten(monkeypatch):
+    monkeypatch.setattr(prompt, "MOST_GRAPHS", 2)
+    _, half = models(config(), torch.float16)
+    reader = prompt.prompt_reader(half)
+    for batch in (1, 2, 1, 3):
+        read(half, torch.zeros(batch, 2, dtype=torch.long), reader=reader, chunk=2)
+    assert list(reader.prompts) == [(1, 64), (3, 64)]
+
+
 def test_a_long_prompt_is_worth_kernels_that_read_it(monkeypatch):
     monkeypatch.delenv("GLASSFORMER_NATIVE", raising=False)
     call = engine.Call(config(), torch.bfloat16, torch.device("cuda"), max_new_tokens=1, precision="bfloat16")

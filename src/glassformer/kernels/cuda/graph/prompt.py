@@ -1,6 +1,10 @@
 """Prompts on a GPU: torch's matmuls and attention, and two kernels for everything between them (prompt.cu).
 
 Masks, positions and windows are those of the engine. A part that the kernels do not support is computed by its module.
+
+Launching all this takes longer than computing a prompt of some hundred tokens. So prompts of up to `CAPTURED` tokens
+are padded on the right, where causal attention does not see it, and the second prompt of a padded length is captured as
+a CUDA graph. Captured or not, the same operations run, so the result does not depend on earlier calls.
 """
 
 import weakref
@@ -16,11 +20,16 @@ from glassformer.kernels.cuda.graph.launches import STORED, Launch
 from glassformer.kernels.cuda.graph.linear import NormFactors, norm_factors
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.model.block import Block
-from glassformer.model.cache import Cache, Static
+from glassformer.model.cache import Cache, Static, build_cache
 from glassformer.model.context import NO_TAP, AttentionContext, forward_context
 from glassformer.model.layers import Gated
-from glassformer.shapes import Bool, Float
+from glassformer.model.moe import MoE
+from glassformer.shapes import Bool, Float, Int
 
+CAPTURED = 2048
+"""Tokens of all sequences up to which prompts are captured. Longer ones keep the GPU busy while the host launches."""
+MOST_GRAPHS = 4
+"""Captured prompts that are kept for a model. Each holds keys and values of its own."""
 _LAST: "weakref.WeakKeyDictionary[Any, tuple[Any, PromptReader]]" = weakref.WeakKeyDictionary()
 """The reader that was made last for each model, and the weights that it was made for."""
 
@@ -51,6 +60,13 @@ class PromptReader:
         self.norms = [self._qk_norms(block) for _, block in layers]
         self.sizes = (0, 0)
         """Sequences and new tokens of each."""
+        self.prompts: dict[tuple[int, int], CapturedPrompt] = {}
+        """By number of sequences and padded length, in order of their last use."""
+        self.pool: Any = None
+        """The GPU memory in which all captured prompts compute."""
+        waits = any(isinstance(module, MoE) for module in self.stack.modules())
+        self.is_capturable = all(self.attends) and not waits
+        """False if the host must know what the GPU computed, or if the cache is not kept as these kernels keep it."""
 
     def _qk_norms(self, block: Any) -> tuple[NormFactors, NormFactors]:
         """The norms of queries and keys that the kernel computes; one over all heads is computed by torch."""
@@ -64,6 +80,29 @@ class PromptReader:
         self, x: Float[Tensor, "B T W"], mask: Bool[Tensor, "B T"] | None, cache: Cache
     ) -> Float[Tensor, "B 1 D"]:
         """Read embedded tokens and return the hidden state of the last one of each sequence. x is overwritten."""
+        batch, tokens = x.shape[:2]
+        length = padded_length(tokens, self.config.max_len, self.config.changes_frequencies_at)
+        if mask is not None or cache.length or not self.is_capturable or batch * length > CAPTURED:
+            return self._read(x, mask, cache)
+        prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, x, length)
+        self.prompts[batch, length] = prompt  # the newest is last
+        if len(self.prompts) > MOST_GRAPHS:
+            del self.prompts[next(iter(self.prompts))]
+        hidden = prompt.read(self, x)
+        cache.append(tokens)
+        self.sizes = (batch, tokens)
+        for mine, held in zip(self._allocate(cache, x), prompt.stored, strict=True):
+            mine[..., :tokens, :].copy_(held[..., :tokens, :])
+        return hidden
+
+    def _read(
+        self,
+        x: Float[Tensor, "B T W"],
+        mask: Bool[Tensor, "B T"] | None,
+        cache: Cache,
+        last: Int[Tensor, "1"] | None = None,
+    ) -> Float[Tensor, "B 1 D"]:
+        """`last` is the index of the token whose hidden state is returned."""
         stack = self.stack
         context = forward_context(
             x, stack.position, stack.windows, stack.causal, mask, cache=cache, kinds=stack.kinds,
@@ -73,7 +112,8 @@ class PromptReader:
         x = stack.add_positions(x, context.positions).flatten(0, 1).contiguous()
         for layer, block in enumerate(stack.layers):
             x = self._block(layer, block, context.layers[layer], cache, x)
-        x = x.unflatten(0, self.sizes)[:, -1:]
+        x = x.unflatten(0, self.sizes)
+        x = x[:, -1:] if last is None else x.index_select(1, last)
         return x if stack.norm is None else stack.norm(x)
 
     def _block(self, layer: int, block: Any, context: AttentionContext, cache: Cache, x: Tensor) -> Tensor:
@@ -154,23 +194,25 @@ class PromptReader:
             rotated, own = 2 * rotation.cos.shape[-1], rotation.cos.shape[0] > 1
             waves = (rotation.cos.to(self.dtype).contiguous(), rotation.sin.to(self.dtype).contiguous())
             given |= {"cosines": waves[0], "sines": waves[1], "own_waves": int(own)}
+        lanes = 1 << (max(K, U) // 8 - 1).bit_length()
         macros = {
             "STORED": STORED[self.dtype], "OPERAND_IS_BF16": int(self.dtype is torch.bfloat16), "H": H, "G": G, "K": K,
             "U": U, "ROTATED": rotated, "HALVES": int(rotation is not None and rotation.pairing == "halves"),
             "QK_NORM": q_norm.kind, "NORM_OVER": int(cfg.attention.qk_norm_over == "heads"),
-            "NORM_LAST": int(cfg.attention.qk_norm_after_rotation),
+            "NORM_LAST": int(cfg.attention.qk_norm_after_rotation), "LANES": lanes,
         }  # fmt: skip
-        blocks = -(-given["count"] // launches.WARPS)
+        blocks = -(-given["count"] * lanes // (32 * launches.WARPS))
         Launch("prompt", "prepare_heads", macros, given, blocks).run()
         return store.k[:, :, : cache.length], store.v[:, :, : cache.length]
 
-    def _allocate(self, cache: Cache, like: Tensor) -> None:
-        """Give the layers of an empty cache their buffers, which are parts of two tensors: two calls for all."""
+    def _allocate(self, cache: Cache, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the layers of an empty cache their buffers, which are parts of the two tensors that are returned."""
         stores: list[Any] = [store for store, fused in zip(cache.layers, self.attends, strict=True) if fused]
         shape = (len(stores), self.sizes[0], self.config.n_kv_heads, stores[0].capacity)
         keys, values = like.new_zeros(*shape, self.config.d_head), like.new_zeros(*shape, self.config.d_value)
         for store, k, v in zip(stores, keys.unbind(), values.unbind(), strict=True):
             store.k, store.v = k, v
+        return keys, values
 
     def _feed(self, layer: int, block: Block, h: Tensor, into: Tensor | None) -> Tensor:
         module: Any = block.feedforward
@@ -200,6 +242,66 @@ class PromptReader:
 
     def _add(self, branch: Tensor, into: Tensor | None) -> Tensor:
         return branch if into is None else into.add_(branch, alpha=self.config.residual_scale)
+
+
+class CapturedPrompt:
+    """Prompts of one padded length: buffers, and from the second prompt on a CUDA graph that fills them."""
+
+    def __init__(self, reader: PromptReader, like: Float[Tensor, "B T W"], length: int):
+        batch, device = like.shape[0], like.device
+        self.x = like.new_zeros(batch, length, like.shape[2])
+        self.last = torch.zeros(1, dtype=torch.long, device=device)
+        self.cache = build_cache(reader.stack.windows, "static", device, length)
+        reader.sizes = (batch, length)
+        self.stored = reader._allocate(self.cache, like)
+        """Keys and values (layers, B, G, length, K or U)."""
+        self.hidden: Tensor | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def read(self, reader: PromptReader, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B 1 D"]:
+        """Return the hidden state of the last token. It is overwritten by the next prompt."""
+        tokens = x.shape[1]
+        self.x[:, :tokens] = x
+        self.x[:, tokens:] = 0.0  # the last pass has overwritten it
+        self.last.fill_(tokens - 1)
+        if self.graph is None and self.hidden is not None and x.is_cuda:
+            self._capture(reader)
+        if self.graph is None:
+            self.hidden = self._compute(reader)
+        else:
+            self.graph.replay()
+        assert self.hidden is not None
+        return self.hidden
+
+    def _compute(self, reader: PromptReader) -> Float[Tensor, "B 1 D"]:
+        self.cache.crop(0)
+        return reader._read(self.x, None, self.cache, self.last)
+
+    def _capture(self, reader: PromptReader) -> None:
+        """Capture what the first prompt has computed. Nothing is computed meanwhile."""
+        reader.pool = reader.pool or torch.cuda.graph_pool_handle()
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            # not torch.cuda.graph, which collects garbage and returns unused memory: some tenths of a second
+            graph.capture_begin(pool=reader.pool, capture_error_mode="thread_local")
+            try:
+                self.hidden = self._compute(reader)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = graph
+
+
+def padded_length(tokens: int, most: int | None, changes_at: int | None) -> int:
+    """Return the length to which a prompt is padded: at most an eighth more, or a multiple of 64 if it is short.
+
+    `most`: positions of the model. `changes_at`: longer prompts than this have other frequencies.
+    """
+    step = max(64, 1 << tokens.bit_length() >> 4)
+    length = -(-tokens // step) * step
+    limits = [limit for limit in (most, changes_at) if limit is not None and limit >= tokens]
+    return min(length, *limits) if limits else length
 
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
