@@ -305,6 +305,8 @@ def simplified(table: dict[str, Any]) -> dict[str, Any]:
     """Return the table without sizes that are equal to our defaults."""
     attention, d_model = table["attention"], table["d_model"]
     n_heads = attention["n_heads"]
+    if n_heads < 1:
+        return table  # the config refuses it
     d_head = attention.get("d_head") or d_model // n_heads
     usual = {"n_kv_heads": n_heads, "d_value": d_head} | ({"d_head": d_head} if d_head * n_heads == d_model else {})
     table["attention"] = {key: value for key, value in attention.items() if key not in usual or value != usual[key]}
@@ -335,7 +337,8 @@ class Description:
         }
         for entry in self.entries:
             entry.write(config, data)
-        return data | {name: id for name, id in write_special(config.special).items() if name not in data}
+        special = write_special(config.special)
+        return data | {name: id for name, id in special.items() if id is not None or data.get(name) is None}
 
 
 KINDS: dict[str, type[ModelConfig]] = {"decoder": DecoderConfig, "encoder": EncoderConfig, "seq2seq": Seq2SeqConfig}
