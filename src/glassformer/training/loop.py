@@ -298,10 +298,11 @@ def _run(
 
     def check() -> None:
         loss = evaluate(state, data.validation(run))
-        is_best = loss < state.best
-        state.best = min(state.best, loss)
+        kept = state.step > 0 or bool(run.start.model) or run.checkpoint.first  # fresh weights can be drawn again
+        is_best = kept and loss < state.best
+        state.best = loss if is_best else state.best
         log(event="validation", step=state.step, loss=loss, best=is_best, seconds=throughput.seconds())
-        if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
+        if kept and (is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps):
             save(state, tokenizer_json, throughput.seconds(), is_best)
 
     def probe() -> None:

@@ -270,6 +270,8 @@ class Checkpoint:
 
     background: bool = False
     """Write checkpoints in a thread while training goes on. It takes memory for one copy of what is written."""
+    first: bool = False
+    """Write fresh weights before the first step as well, as step 0. A model of [start] always is."""
 
 
 @dataclass(frozen=True)

@@ -76,3 +76,8 @@ def test_the_least_number_of_float16_is_a_mask():
     assert attention.mask_constant([replace(one, scores=scores, weights=torch.float16)]).passed
     weak = one.scores.masked_fill(future, -1e4)
     assert attention.mask_constant([replace(one, scores=weak, weights=torch.float16)]).verdict is Verdict.FAIL
+
+
+def test_an_attention_outside_of_every_layer_has_no_number():
+    seen = [attention.Seen(None, torch.zeros(1), "blocks", layer, "self", torch.ones(1)) for layer in (2, None)]
+    assert [one.location for one in seen] == ["layer 2", "one of its attentions"]

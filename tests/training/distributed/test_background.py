@@ -27,10 +27,10 @@ def test_the_same_files_are_written_behind_the_steps(tmp_path, monkeypatch):
         threads.add(threading.current_thread().name)
         return write(*given)
 
-    session = tiny.session(tmp_path, "loop.keep=9", "optim.ema=0.9", name="at-once")
+    session = tiny.session(tmp_path, "loop.keep=9", "optim.ema=0.9", "checkpoint.first=true", name="at-once")
     train(session.run, session.data)
     monkeypatch.setattr(checkpoint, "write", watched)
-    session = tiny.session(tmp_path, "loop.keep=9", "optim.ema=0.9", ON, name="behind")
+    session = tiny.session(tmp_path, "loop.keep=9", "optim.ema=0.9", "checkpoint.first=true", ON, name="behind")
     train(session.run, session.data)
     assert threads == {"checkpoint"}
     for step in (0, 5, 10, 15, 20):

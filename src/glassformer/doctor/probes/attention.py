@@ -49,6 +49,8 @@ class Seen:
 
     @property
     def location(self) -> str:
+        if self.layer is None:
+            return "one of its attentions"
         return f"layer {self.layer}" + (f" of {self.stack}" if self.stack and self.role != "self" else "")
 
 

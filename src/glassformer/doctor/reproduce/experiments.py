@@ -56,6 +56,8 @@ EXPERIMENTS: dict[str, Write | None] = {
     "residual_growth/init": parts.init_deviation,
     "init_loss/head": parts.init_deviation,
     "rope_relative/shift": parts.shifted,
+    "rope_relative/distance": parts.shifted,
+    "rope_relative/one-sided": parts.shifted,
     "decode_select/plain": generating.greedy,
     "decode_select/cached": generating.greedy,
 }
