@@ -125,7 +125,7 @@ class Copies:
             self.spoiled += 1
 
     def _take(self, model: nn.Module, warm: float, dtype: torch.dtype | None) -> SharedCopy | None:
-        """Return a kept copy, which is not lent again until it is given back, or a new one; None if none can be made."""
+        """Return a kept copy, which is not lent again until it is given back, or a new one; None if it fails."""
         with contextlib.suppress(Exception), quiet():
             states = [_state(t) for t in [*model.parameters(), *model.buffers()]]
             if self.of is not model or states != self.states:
