@@ -88,13 +88,14 @@ def test_a_module_is_replaced_once_and_kernels_without_a_module_are_not_reported
     assert list(model.state_dict()) == names
 
 
-def test_with_frozen_parameters_only_attention_is_replaced(monkeypatch):
-    """The other kernels compute the gradient of every matrix, and know no adapters."""
+def test_which_kernels_support_frozen_parameters(monkeypatch):
+    """The others compute the gradient of every matrix, and know no adapters."""
     monkeypatch.setattr(training.cxx, "register_bits", lambda: 512)
     monkeypatch.setattr(training.cxx, "is_intel", lambda: False)
     monkeypatch.setattr(training.cxx, "compiler", lambda: "c++")
     assert len(choose_training_kernels(GPT2, TrainingRequest(CPU))) == 3
-    assert choose_training_kernels(GPT2, TrainingRequest(CPU, frozen=True)) == ["native attention"]
+    frozen = TrainingRequest(CPU, frozen=True)
+    assert choose_training_kernels(GPT2, frozen) == ["frozen matmuls", "native attention"]
 
 
 def test_float8_without_a_gpu_is_refused_with_the_remedy():

@@ -231,6 +231,7 @@ REFUSED = {
     "CUDA loss": HEADS | NEVER,
     "CUDA Muon": NEVER,
     "CUDA AdamW": set(),
+    "frozen matmuls": set(),
 }  # fmt: skip
 BASES = {"grouped experts": dataclasses.replace(BASE, feedforward=MOE)}
 """What is changed for a kernel that does not support BASE."""
@@ -303,6 +304,7 @@ def _every_machine(monkeypatch):
 REQUESTS = {
     "float8": TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True),
     "native": TrainingRequest(CPU),
+    "frozen": TrainingRequest(CPU, frozen=True),
 }
 BFLOAT16 = TrainingRequest(GPU, torch.bfloat16, compiled=True, muon=True)
 

@@ -1,6 +1,7 @@
 """What the optimizers keep, against the optimizers themselves."""
 
 import typing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from glassformer.config.optimizer import OptimizerKind
 from glassformer.model import build
 from glassformer.sizing import training_memory
 from glassformer.sizing.parameters import parameters
-from glassformer.sizing.step import Optimizer, StepOptions, check_optimizer, states, temporaries
+from glassformer.sizing.step import Optimizer, StepOptions, cast_weights, check_optimizer, states, temporaries
 from glassformer.training.optimizers import Optimizer as Real
 from glassformer.training.run import Optim
 
@@ -78,3 +79,21 @@ def test_averaged_weights_cost_one_copy():
     averaged = training_memory(MODELS["gpt"], 1, 8, options=StepOptions(average=True))
     assert averaged.average == plain.weights
     assert averaged.peak == plain.peak + plain.weights
+
+
+def test_copies_of_frozen_matrices_are_alive_in_every_phase():
+    config = presets.gpt2(n_layers=2, d_model=32, n_heads=2, max_len=16, vocab_size=5003, dropout=0.0)
+    adapted = tuple(name.removesuffix(".weight") for name in parameters(config) if name.endswith(".up.weight"))
+    options = StepOptions(matmuls="bfloat16", adapted=adapted, rank=2, head_bytes=2**32, evaluation=64)
+    plain, kept = (
+        training_memory(config, 1, 16, options=replace(options, keeps_rounded=keeps)) for keeps in (False, True)
+    )
+    assert plain.moment == kept.moment == "evaluation"
+    matrices = 2 * 12 * 32 * 32  # of two blocks
+    assert plain.copies == 2 * matrices
+    assert kept.copies == kept.peak - plain.peak == 2 * (matrices + 5003 * 32)
+    trained = replace(options, keeps_rounded=True, adapted=(), frozen=("decoder.blocks.0.feedforward.up.weight",))
+    assert cast_weights(config, parameters(config), 2, trained)[1] == 2 * 4 * 32 * 32
+    narrow = replace(options, keeps_rounded=True, quantized=True)
+    assert not narrow.keeps("decoder.blocks.0.feedforward.up.weight")
+    assert narrow.keeps("decoder.blocks.0.feedforward.down.weight")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.config import ConfigError, ModelConfig
-from glassformer.kernels.cpu.training import library, modules
+from glassformer.kernels.cpu.training import frozen, library, modules
 from glassformer.kernels.cpu.training.functions import WIDE
 from glassformer.kernels.cuda.training import adamw, causal, experts, fp8, fp8_cuda, fp8_layers, loss, muon
 from glassformer.kernels.registry import Kernel, Rule, any_value, any_values, unsupported_field
@@ -42,7 +42,7 @@ class TrainingRequest:
     muon: bool = False
     """True if the optimizer is Muon."""
     frozen: bool = False
-    """True if some parameters are frozen, or have adapters. Kernels with matmuls compute every gradient."""
+    """True if some parameters are frozen, or have adapters. Most kernels with matmuls compute every gradient."""
 
 
 AROUND = any_values(
@@ -117,6 +117,7 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
     "CUDA loss": EVERYTHING | HEAD,
     "CUDA Muon": EVERYTHING,
     "CUDA AdamW": EVERYTHING | ELSEWHERE | any_values("feedforward.down_bias"),
+    "frozen matmuls": EVERYTHING | ELSEWHERE | any_values("feedforward.down_bias"),
     "native attention": EVERYTHING,
     "native linear": EVERYTHING,
     "native feed-forward": EVERYTHING
@@ -252,13 +253,30 @@ def _native_feedforward(config: ModelConfig, request: TrainingRequest) -> str | 
     return _native_matmul(config, request) or _native_attention(widths, request)
 
 
+def _frozen(config: ModelConfig, request: TrainingRequest) -> str | None:
+    """Why frozen matrices are not multiplied by their kernel. In bfloat16 it needs no particular processor."""
+    if not request.frozen:
+        return "no parameter is frozen"
+    if request.device.type != "cpu":
+        return f"the device is {request.device.type}, not cpu"
+    if not request.native or request.compiled:
+        return "machine.compile is not 'auto'"
+    if request.sharded:
+        return "parameters are sharded"
+    if request.dtype is torch.bfloat16:
+        return None
+    if cxx.is_intel() or cxx.register_bits() != 512:
+        return "oneDNN's float32 matmuls were measured to be faster on AMD processors with AVX-512 only"
+    return None if frozen.supports_onednn() else "torch was built without oneDNN"
+
+
 def _checked(
     name: str, machine: Callable[[ModelConfig, TrainingRequest], str | None]
 ) -> Callable[[ModelConfig, TrainingRequest], str | None]:
     """Return `supports` of a kernel: first the config fields (ALLOWED), then shapes, dtype and device."""
 
     def supports(config: ModelConfig, request: TrainingRequest) -> str | None:
-        if request.frozen and name not in ("native attention", "CUDA AdamW", "CUDA Muon"):
+        if request.frozen and name not in ("frozen matmuls", "native attention", "CUDA AdamW", "CUDA Muon"):
             return "some parameters are frozen"
         return unsupported_field(config, ALLOWED[name]) or machine(config, request)
 
@@ -288,6 +306,8 @@ TRAINING_KERNELS: tuple[Kernel, ...] = (
             "cuda/training/test_muon"),
     _kernel("CUDA AdamW", "torch.optim.AdamW", _adamw, "float32 sums in another order: 1e-6 relative",
             "cuda/training/test_adamw"),
+    _kernel("frozen matmuls", "model.adapters.AdaptedLinear, frozen nn.Linear, the frozen head", _frozen, FLOAT32,
+            "cpu/training/test_frozen"),
     _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules"),
     _kernel("native linear", "projections of model.attention.Attention", _native_linear, FLOAT32,
             "cpu/training/test_modules"),
@@ -302,6 +322,7 @@ REPLACEMENTS: dict[str, Callable[[Model], Iterator[Replacement]]] = {
     "causal attention": causal.replacements,
     "joined projections": joined_replacements,
     "grouped experts": experts.replacements,
+    "frozen matmuls": frozen.frozen_replacements,
     "native attention": modules.attention_replacements,
     "native linear": modules.linear_replacements,
     "native feed-forward": modules.dense_replacements,
@@ -350,6 +371,11 @@ def head_kernel(
     if device.type == "cuda" and dtype is torch.bfloat16 and nvrtc.can_launch():
         return None, loss.head_gradients
     return None
+
+
+def frozen_head(weight: Tensor, dtype: torch.dtype) -> frozen.FrozenHead | None:
+    """Return how a frozen head is multiplied on a CPU, or None if the kernel "frozen matmuls" was not installed."""
+    return frozen.frozen_head(weight, dtype)
 
 
 def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> ModuleType | None:

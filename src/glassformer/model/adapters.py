@@ -6,7 +6,7 @@ over its inputs, and its gradient is not computed (section 4.3 of that paper).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,35 +56,67 @@ def scale_of(rank: int, alpha: float, stabilised: bool) -> float:
     return alpha / math.sqrt(rank) if stabilised else alpha / rank
 
 
+def matmul_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype in which x is multiplied by a matrix: that of the matrix, or under autocast its dtype.
+
+    Autocast leaves float64 as it is.
+    """
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or torch.float64 in (x.dtype, weight.dtype):
+        return weight.dtype
+    return torch.get_autocast_dtype(device)
+
+
+Matmul = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""A function of x (N,I), a matrix W (O,I) and a bias (O,) or None that returns x W^T + b."""
+
+
+def matmul(x: Float[Tensor, "N I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, "O"] | None) -> Tensor:
+    """x W^T + b."""
+    return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
+
+
 class _LowRankLinear(torch.autograd.Function):
-    """x W^T + b + s (x A^T) B^T with a frozen W and b.
+    """x W^T + b + s (x A^T) B^T with a frozen W and b, in the dtype of W.
 
     Autograd would add the two outputs, and the two gradients of x, in passes of their own. Here the matmuls of the
-    adapter add to what the matmuls of W have written.
+    adapter add to what the matmuls of W have written. `multiply` is `matmul`, or a faster function for W.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
-        rows = x.flatten(0, -2)
-        out = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        A: Tensor,
+        B: Tensor,
+        scale: float,
+        multiply: Matmul,
+    ) -> Tensor:
+        ctx.scale, ctx.shape, ctx.multiply, ctx.dtypes = scale, x.shape, multiply, (x.dtype, A.dtype, B.dtype)
+        rows, A, B = x.flatten(0, -2).to(weight.dtype), A.to(weight.dtype), B.to(weight.dtype)
+        out = multiply(rows, weight, None if bias is None else bias.to(weight.dtype))
         low = rows @ A.t()
         out.addmm_(low, B.t(), alpha=scale)
         ctx.save_for_backward(rows, weight, A, B, low)
-        ctx.scale, ctx.shape = scale, x.shape
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, A, B, low = ctx.saved_tensors
+        x_dtype, A_dtype, B_dtype = ctx.dtypes
         gradient = gradient.flatten(0, -2)
         d_low = gradient @ B
-        d_A = torch.addmm(A, d_low.t(), rows, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[3] else None
-        d_B = torch.addmm(B, gradient.t(), low, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[4] else None
-        d_x = None
+        d_A = d_B = d_x = None
+        if ctx.needs_input_grad[3]:
+            d_A = torch.addmm(A, d_low.t(), rows, beta=0, alpha=ctx.scale).to(A_dtype)
+        if ctx.needs_input_grad[4]:
+            d_B = torch.addmm(B, gradient.t(), low, beta=0, alpha=ctx.scale).to(B_dtype)
         if ctx.needs_input_grad[0]:
-            d_x = (gradient @ weight).addmm_(d_low, A, alpha=ctx.scale).view(ctx.shape)
-        return d_x, None, None, d_A, d_B, None
+            d_x = ctx.multiply(gradient, weight.t(), None).addmm_(d_low, A, alpha=ctx.scale).view(ctx.shape).to(x_dtype)
+        return d_x, None, None, d_A, d_B, None, None
 
 
 class AdaptedLinear(nn.Linear):
@@ -135,21 +167,29 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*n I"]) -> Float[Tensor, "*n O"]:
         if self._is_one_function(x):
-            fused: Tensor = _LowRankLinear.apply(x, self.base(), self.bias, self.lora_A, self.lora_B, self.scale)
+            weight, multiply = self.operand(x)
+            fused: Tensor = _LowRankLinear.apply(x, weight, self.bias, self.lora_A, self.lora_B, self.scale, multiply)
             return fused
-        out = F.linear(x, self.base()) if self.quantized is None else quantized_linear(x, self.quantized)
+        out = F.linear(x, self.operand(x)[0]) if self.quantized is None else quantized_linear(x, self.quantized)
         low = self.scale * F.linear(self.dropout(x), self.lora_A)  # scaled here, where it is smallest
         out = out + F.linear(low, self.lora_B)
         if self.lora_magnitude is not None:
             out = out * (self.lora_magnitude / self.row_norms()).to(out.dtype)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
+    def operand(self, x: Tensor) -> tuple[Float[Tensor, "O I"], Matmul]:
+        """Return the frozen matrix in the dtype of the matmul with x, and the function that multiplies by it."""
+        return self.base().to(matmul_dtype(x, self.base())), matmul
+
     def _is_one_function(self, x: Tensor) -> bool:
-        """Return whether `_LowRankLinear` computes the layer: plain LoRA in one dtype. A compiler fuses better."""
+        """Return whether `_LowRankLinear` computes the layer: plain LoRA. A compiler fuses better."""
         plain = self.quantized is None and self.lora_magnitude is None and not (self.training and self.dropout.p)
-        if not plain or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+        if not plain or torch.compiler.is_compiling() or x.dim() < 2:
             return False
-        return x.dim() > 1 and x.dtype == self.lora_A.dtype == self.base().dtype
+        if torch.is_autocast_enabled(x.device.type) and x.device.type != "cpu":
+            return False  # on a GPU the step is compiled
+        wanted = matmul_dtype(x, self.base())
+        return wanted != self.base().dtype or x.dtype == self.lora_A.dtype == wanted
 
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "O"]:

@@ -30,7 +30,9 @@ from glassformer.sizing.step import (
     BYTES,
     NF4_TEMPORARIES,
     StepOptions,
+    cast_weights,
     check_optimizer,
+    head_matrix,
     state_bytes,
     temporaries,
     trained_shapes,
@@ -53,7 +55,8 @@ class TrainingMemory:
     average: int = 0
     """The exponential moving average of the weights."""
     copies: int = 0
-    """Weights cast to the dtype of the matmuls, which autocast keeps from the forward to the backward pass."""
+    """Weights cast to the dtype of the matmuls, which autocast keeps from the forward to the backward pass. Copies of
+    frozen matrices may be kept from step to step."""
 
     @property
     def transient(self) -> int:
@@ -118,21 +121,21 @@ def training_memory(
     trained = trained_shapes(shapes, options)
     sizes = {name: math.prod(shape) * w for name, shape in trained.items()}
     weights, gradients = weights_and_adapters(shapes, w, options), sum(sizes.values())
-    cast = {} if matmul == w else _cast(shapes, matmul)
+    cast, kept = ({}, 0) if matmul == w else cast_weights(config, shapes, matmul, options)
     moments = _moments(config, runs, sizes, cast, options)
     if kind != "none":
         moments["step"] = gradients + temporaries(trained, w, kind, options.fused)
     if options.evaluation is not None:
         moments["evaluation"] = gradients + _evaluation(
-            config, _runs(config, options.evaluation, T, S, matmul, training=False, residual=residual)
+            config, _runs(config, options.evaluation, T, S, matmul, training=False, residual=residual), options
         )
     moment = max(moments, key=lambda name: moments[name])
     saved = sum(_saved(run, n, stack, options) for stack, (run, n) in runs.items())
     if options.head_bytes is None:
         saved += saved_by_head(next(reversed(runs.values()))[0])
     held = state_bytes(sizes, kind), gradients if options.average else 0
-    peak = weights + sum(held) + moments[moment]
-    return TrainingMemory(weights, gradients, held[0], saved, peak, moment, held[1], sum(cast.values()))
+    peak = weights + sum(held) + kept + moments[moment]
+    return TrainingMemory(weights, gradients, held[0], saved, peak, moment, held[1], kept + sum(cast.values()))
 
 
 def inference_memory(
@@ -222,11 +225,6 @@ def _saved_by_block(run: Pass, layer: int, stack: str, options: StepOptions) -> 
 # Training
 
 
-def _cast(shapes: dict[str, tuple[int, ...]], width: int) -> dict[str, int]:
-    """Return the bytes of each weight that autocast casts: the matrices of the blocks."""
-    return {name: math.prod(shape) * width for name, shape in shapes.items() if len(shape) == 2 and ".blocks." in name}
-
-
 def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> int:
     """Return the peak bytes of head and loss, in addition to everything saved before them."""
     if config.head is None:
@@ -240,7 +238,8 @@ def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> 
         return more + max(3 * logits, numbers * last.width + table + last.tokens * config.head_width * last.width)
     rows = min(last.tokens, 2 ** int(math.log2(max(1, options.head_bytes // (4 * config.vocab_size)))))
     accumulated = table if last.tokens > rows else 0  # the gradient of the head, summed over several chunks
-    cast = config.vocab_size * config.d_model * last.width if options.matmuls is not None else 0
+    is_cast = options.matmuls is not None and not options.keeps(head_matrix(config))
+    cast = config.vocab_size * config.d_model * last.width if is_cast else 0
     # the gradient of the head's weight from one chunk
     chunk_gradient = config.vocab_size * config.d_model * last.width if table else 0
     chunk = rows * config.vocab_size
@@ -249,11 +248,13 @@ def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> 
     return max(first, second, 2 * last.hidden_states + 3 * table)
 
 
-def _evaluation(config: ModelConfig, runs: dict[str, tuple[Pass, int]]) -> int:
-    """Return the bytes of an evaluation batch, without weights and optimizer state. Its logits are not chunked."""
+def _evaluation(config: ModelConfig, runs: dict[str, tuple[Pass, int]], options: StepOptions) -> int:
+    """Return the bytes of an evaluation batch, without weights and optimizer state. Its logits are one chunk."""
     last = next(reversed(runs.values()))[0]
     numbers = last.tokens * config.vocab_size if config.head is not None else 0
     upcast_logits = numbers * last.upcast_width if last.upcast_width != last.width else 0
+    if upcast_logits and options.head_bytes is not None:
+        upcast_logits -= numbers * last.width  # nothing else holds the logits of a chunk
     log_softmax = numbers * last.upcast_width
     return prefill(config, runs, 0, 0, loss=upcast_logits + log_softmax)
 
@@ -329,7 +330,7 @@ def _adapter_backward(run: Pass, options: StepOptions) -> int:
     expert = run.feedforward
     if not options.adapted or not isinstance(expert, Dense | Gated):
         return 0
-    matrix, in_place = run.config.d_model * expert.d_ff, not options.dora and options.matmuls is None
+    matrix, in_place = run.config.d_model * expert.d_ff, not options.dora
     inputs = 0 if in_place and not options.quantized else run.tokens * expert.d_ff * run.width
     return max(inputs, NF4_TEMPORARIES * matrix if options.quantized else 0) - matrix * run.width
 

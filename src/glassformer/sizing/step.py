@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, assert_never, get_args
 
+from glassformer.config import ModelConfig
 from glassformer.config.choices import Recompute
 from glassformer.config.optimizer import OptimizerKind, rule_for
 
@@ -23,6 +24,8 @@ CHUNKED_FROM = 4096
 """Vocabulary from which on training computes head and loss in chunks."""
 CHUNK_BYTES = 2**32
 """Limit of a chunk: of its logits in float32, or where plain torch makes copies of them, of everything."""
+FROZEN_ROWS = 512
+"""Rows of a chunk of a frozen head on a CPU."""
 KERNEL_LOGIT, PLAIN_LOGIT = 4, 19
 """Bytes alive for each bfloat16 logit of a chunk. A kernel has the logit and its gradient. Plain torch has float32
 logits, probabilities, a mask, one-hot targets and the difference as well."""
@@ -65,9 +68,17 @@ class StepOptions:
     """True if the adapters also have a magnitude for each row (DoRA)."""
     quantized: bool = False
     """True if the matrices of adapted layers are in NF4."""
+    keeps_rounded: bool = False
+    """True if frozen matrices are cast once, and the copies are kept from step to step."""
     first_trained: tuple[tuple[str, int], ...] = ()
     """For each stack in which the first blocks are frozen together with all that comes before them: the index of its
     first trained block. Nothing is saved for the blocks before it."""
+
+    def keeps(self, name: str) -> bool:
+        """Return whether the cast copy of a matrix is kept from step to step."""
+        if not self.keeps_rounded or (self.quantized and name.removesuffix(".weight") in self.adapted):
+            return False
+        return bool(self.adapted) or name in self.frozen
 
     def without_gradient(self, stack: str) -> int:
         """Return the number of first blocks of a stack through which no gradient flows."""
@@ -100,6 +111,26 @@ def weights_and_adapters(shapes: Mapping[str, tuple[int, ...]], width: int, opti
     if options.adapted:
         total += width * sum(map(math.prod, trained_shapes(shapes, options).values()))
     return math.ceil(total)
+
+
+def head_matrix(config: ModelConfig) -> str:
+    """Return the name of the parameter that the logits are computed with."""
+    return "embed.tokens.weight" if config.head is not None and config.head.tied else "head.weight"
+
+
+def cast_weights(
+    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], width: int, options: StepOptions
+) -> tuple[dict[str, int], int]:
+    """Return the bytes of each weight that autocast casts in a step, and of all copies kept from step to step.
+
+    Autocast casts the matrices of the blocks. Among those that are kept is the matrix of a head in chunks.
+    """
+    sizes = {name: math.prod(shape) * width for name, shape in shapes.items() if len(shape) == 2}
+    cast = {name: n for name, n in sizes.items() if ".blocks." in name}
+    kept = {name: n for name, n in cast.items() if options.keeps(name)}
+    if config.head is not None and options.head_bytes is not None and options.keeps(head_matrix(config)):
+        kept[head_matrix(config)] = sizes[head_matrix(config)]
+    return {name: n for name, n in cast.items() if name not in kept}, sum(kept.values())
 
 
 def check_optimizer(optimizer: str) -> Optimizer:

@@ -71,6 +71,11 @@ def head_kernel(
     return found
 
 
+def frozen_head(weight: Tensor, dtype: torch.dtype) -> Any:
+    """Return how a frozen head is multiplied on a CPU (`prepare`, `multiply`, `rows`), or None for plain torch."""
+    return None if kernels is None else kernels.frozen_head(weight, dtype)
+
+
 def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> types.ModuleType | None:
     """Return the module with faster passes of Muon over matrices of one shape, or None."""
     if kernels is None:

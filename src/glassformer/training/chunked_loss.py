@@ -13,6 +13,7 @@ Tensor cores and the kernels need rows of a multiple of 16 bytes. Where V gives 
 the weight that the matmuls read is padded with rows of zeros; the additional columns of logits are ignored.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.model.adapters import Matmul, matmul
 from glassformer.sizing.step import CHUNK_BYTES, PLAIN_LOGIT
 from glassformer.training import accelerate
 
@@ -59,34 +61,52 @@ def chunk_gradients(
 def chunk_gradients_in_place(
     logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `chunk_gradients` does, on a CPU, in three passes over the logits and as few copies of them.
+    """Return what `chunk_gradients` does, on a CPU. The gradient is written over the logits.
 
-    The gradient is written over the log-probabilities. (Such writes cannot be compiled: see `_LinearCrossEntropy`.)
+    A few rows at a time go through all passes while they are in the cache, so that memory is read and written once.
+    (Such writes cannot be compiled: see `_LinearCrossEntropy`.)
     """
+    rows = max(1, CACHED_LOGITS // logits.shape[1])
+    settings = ignored, smoothing, z_loss, columns
+    parts = zip(logits.split(rows), targets.split(rows), strict=True)
+    losses = [_write_gradient(part, wanted, *settings) for part, wanted in parts]
+    total, plain = (torch.stack(column).sum() for column in zip(*losses, strict=True))
+    return total, plain, logits
+
+
+CACHED_LOGITS = 2**20
+"""Logits that go through all passes of the loss together: 4 MiB in float32, which the caches of two cores hold."""
+
+
+def _write_gradient(
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None
+) -> tuple[Tensor, Tensor]:
+    """Write the gradient over these rows of logits; return (total, plain cross-entropy)."""
     z = logits[:, :columns]
+    exact = torch.promote_types(z.dtype, torch.float32)
     counted = targets != ignored
     safe = torch.where(counted, targets, 0)[:, None]
-    logp = z.log_softmax(-1, dtype=torch.promote_types(z.dtype, torch.float32))
-    picked = logp.gather(1, safe)
-    plain = torch.where(counted, -picked[:, 0], 0.0)
+    p = z.softmax(-1, dtype=exact)
+    # exp is what takes time, so it is computed once: p is exp(z - largest) / sum, hence log(sum) = -log(largest p)
+    largest, log_sum = z.amax(-1).to(exact), -p.amax(-1).log()
+    plain = torch.where(counted, largest - z.gather(1, safe)[:, 0].to(exact) + log_sum, 0.0)
     total = plain
-    lse = (z.gather(1, safe) - picked)[:, 0]
     if smoothing:
-        total = (1 - smoothing) * plain - smoothing * torch.where(counted, logp.mean(-1), 0.0)
+        mean = z.mean(-1, dtype=exact)
+        total = (1 - smoothing) * plain + smoothing * torch.where(counted, largest - mean + log_sum, 0.0)
     if z_loss:
+        lse = largest + log_sum
         total = total + z_loss * torch.where(counted, lse.square(), 0.0)
-    gradient = logp.exp_()
-    if z_loss:
-        gradient *= (1 + 2 * z_loss * lse)[:, None]
+        p *= (1 + 2 * z_loss * lse)[:, None]
     if smoothing:
-        gradient -= smoothing / z.shape[-1]
-    gradient.scatter_add_(1, safe, torch.full_like(picked, smoothing - 1))
+        p -= smoothing / z.shape[-1]
+    p.scatter_add_(1, safe, torch.full_like(plain, smoothing - 1)[:, None])
     if not bool(counted.all()):
-        gradient[~counted] = 0.0
-    gradient = gradient.to(logits.dtype)
+        p[~counted] = 0.0
+    z.copy_(p)
     if z.shape != logits.shape:
-        gradient = F.pad(gradient, (0, logits.shape[1] - z.shape[1]))
-    return total.sum(), plain.sum(), gradient
+        logits[:, columns:] = 0.0
+    return total.sum(), plain.sum()
 
 
 def gradients_of(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -121,13 +141,13 @@ def frozen_head_gradients(
     targets: Tensor,
     settings: tuple[int, float, float],
     columns: int,
+    multiply: Matmul = matmul,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Return what `head_gradients` does for a weight and a bias that are frozen: their gradients are 0."""
-    logits = hidden @ weight.T
-    logits = logits if bias is None else logits + bias
+    logits = multiply(hidden, weight, bias)
     total, plain, gradient = gradients_of(logits)(logits, targets, *settings, columns)
     nothing = hidden.new_zeros(())
-    return total, plain, gradient @ weight, nothing, None if bias is None else nothing
+    return total, plain, multiply(gradient, weight.t(), None), nothing, None if bias is None else nothing
 
 
 def row_multiple(device: str, dtype: torch.dtype, float8: bool) -> int:
@@ -167,13 +187,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         multiple: int,
         prepare: Callable[[Tensor, int], Any] | None,
         gradients: HeadGradients,
-        alive: int,
+        rows: int,
     ) -> tuple[Tensor, Tensor]:
         h, columns = hidden.to(dtype), len(weight)
         stride = padded_rows(columns, multiple)
         w = pad(weight.to(dtype), stride) if prepare is None else prepare(weight, stride)
         b = None if bias is None else pad(bias.to(dtype), stride)
-        rows = chunk_rows(stride, alive)
         total = torch.zeros((), device=h.device)
         plain = torch.zeros((), device=h.device)
         # inside a compiled autograd function, nothing saved for the backward pass is written in place: torch 2.11 loses
@@ -233,18 +252,23 @@ def linear_cross_entropy(
     if float8:
         assert bias is None
         dtype = torch.bfloat16
+    multiple = row_multiple(device, dtype, float8)
     kernel = accelerate.head_kernel(hidden.device, dtype, float8) if gradients is None else None
     is_plain = kernel is None and not (device == "cpu" and dtype is torch.float32 and gradients is None)
-    if kernel is None and gradients is None:
-        is_frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
-        gradients = frozen_head_gradients if is_frozen else head_gradients
-    prepare, gradients = (None, gradients) if kernel is None else kernel
-    multiple = row_multiple(device, dtype, float8)
     alive = PLAIN_LOGIT if is_plain and not torch.compiler.is_compiling() else 4
+    rows = chunk_rows(padded_rows(len(weight), multiple), alive)
+    if kernel is None and gradients is None:
+        gradients = head_gradients
+        if not weight.requires_grad and (bias is None or not bias.requires_grad):
+            gradients = frozen_head_gradients
+            if device == "cpu" and (found := accelerate.frozen_head(weight, dtype)) is not None:
+                kernel = found.prepare, functools.partial(frozen_head_gradients, multiply=found.multiply)
+                rows = min(rows, found.rows)
+    prepare, gradients = (None, gradients) if kernel is None else kernel
     with torch.autocast(device, enabled=False):
         out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
             *(hidden, weight, bias, targets, (ignored, label_smoothing, z_loss)),
-            *(dtype, multiple, prepare, gradients, alive),
+            *(dtype, multiple, prepare, gradients, rows),
         )
     return out
 

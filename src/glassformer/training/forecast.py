@@ -15,7 +15,8 @@ import torch
 from glassformer.model import DecoderLM, Model, Seq2Seq, build
 from glassformer.model.device import Choice, choose_for_training
 from glassformer.sizing import BYTES, Dtype, Optimizer, Sheet, StepOptions, size
-from glassformer.sizing.step import CHUNK_BYTES, CHUNKED_FROM, KERNEL_LOGIT, PLAIN_LOGIT
+from glassformer.sizing.step import CHUNK_BYTES, CHUNKED_FROM, FROZEN_ROWS, KERNEL_LOGIT, PLAIN_LOGIT, head_matrix
+from glassformer.training import accelerate
 from glassformer.training.data import corpus
 from glassformer.training.data.reading import stream
 from glassformer.training.data.source import read_manifest
@@ -30,8 +31,10 @@ from glassformer.training.tuning.lora import target_layers
 
 SHAKESPEARE_CHARACTERS = 65
 """The alphabet of tiny Shakespeare, a file whose hash is known: sizing need not download it."""
-CHUNK_COPIES = {"cuda": {4: 8.0, 2: float(KERNEL_LOGIT)}, "cpu": {4: 8.0, 2: 10.0}}
+CHUNK_COPIES = {"cuda": {4: 8.0, 2: float(KERNEL_LOGIT)}, "cpu": {4: 4.0, 2: 2.0}}
 """Bytes alive for each logit while a chunk of the loss is computed, by width of the logits."""
+FROZEN = "frozen matmuls"
+"""The kernel that keeps copies of frozen matrices."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,14 @@ def forecast(run: Run) -> Forecast:
     if run.machine.precision == "auto":
         notes.append(f"machine.precision='auto' is {'bfloat16' if half else 'float32'}: {choice.why}.")
     chunked = has_plain_head(run.model) and run.model.vocab_size >= CHUNKED_FROM
+    head_bytes = CHUNK_BYTES * 4 // PLAIN_LOGIT if half and not cuda else CHUNK_BYTES
     options = StepOptions(
         matmuls="bfloat16" if half else None,
         residual=run.machine.stream if half else None,
         average=run.optim.ema is not None,
         accumulate=run.loop.accumulate,
         fused=True,
-        head_bytes=(CHUNK_BYTES * 4 // PLAIN_LOGIT if half and not cuda else CHUNK_BYTES) if chunked else None,
+        head_bytes=head_bytes if chunked else None,
         chunk_copies=CHUNK_COPIES["cuda" if cuda else "cpu"][2 if half else 4],
         smoothing=run.loss.label_smoothing > 0,
         z_loss=run.loss.z_loss > 0,
@@ -70,11 +74,25 @@ def forecast(run: Run) -> Forecast:
         recompute=run.machine.recompute,
         **_trained(run),
     )
+    if FROZEN in _kernels(run, choice, options):
+        options = dataclasses.replace(options, keeps_rounded=half)
+        if chunked and (options.adapted or head_matrix(run.model) in options.frozen):
+            head_bytes = min(head_bytes, 4 * FROZEN_ROWS * run.model.vocab_size)
+            options = dataclasses.replace(options, head_bytes=head_bytes)
     if run.machine.products == "float8":
         notes.append("The float8 copies of weights and activations are not counted.")
     if cuda:
         notes.append("Memory is counted for eager PyTorch in one process; compiled steps on a GPU were not measured.")
     return Forecast(run, options, tuple(notes))
+
+
+def _kernels(run: Run, choice: Choice, options: StepOptions) -> list[str]:
+    """Return the names of the kernels that a run with frozen parameters uses, as far as they change its memory."""
+    machine = run.machine
+    if not (options.frozen or options.adapted) or machine.recompute != "no" or machine.parallel == "fsdp":
+        return []
+    request = {"device": torch.device(choice.device), "dtype": choice.dtype, "frozen": True}
+    return accelerate.choose(run.model, **request, native=machine.compile == "auto", compiled=machine.compile == "yes")
 
 
 def _trained(run: Run) -> dict[str, Any]:
