@@ -31,7 +31,7 @@ TAXONOMY = (
     *("weight_tying", "label_shift", "loss_padding", "init_loss", "dead_gradient"),
     *("layer_reuse", "position_twice", "low_precision", "constant_logits"),
 )
-"""The 39 diagnoses."""
+"""Every diagnosis."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ WEIGHTS_DIFFER = {
 
 
 def test_every_diagnosis_has_a_bug_and_every_name_is_one():
-    assert len(TAXONOMY) == len(set(TAXONOMY)) == 39
+    assert len(TAXONOMY) == len(set(TAXONOMY))
     assert {bug.diagnosis for bug in ZOO} == set(TAXONOMY) == SIGNS.keys()
     assert {name for bug in ZOO for name in bug.also} <= set(TAXONOMY)
     assert len(ZOO) >= 45

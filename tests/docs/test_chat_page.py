@@ -13,7 +13,7 @@ from tests.docs.blocks import ROOT, blocks
 def test_the_commands_of_the_page_work(tmp_path):
     text = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8")
     shell = [block.text for block in blocks(text) if block.language == "sh" and "DIR" not in block.text]
-    assert len(shell) == 3
+    assert len(shell) == 4
     glass = tmp_path / "bin" / "glass"
     glass.parent.mkdir()
     glass.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m glassformer "$@"\n')

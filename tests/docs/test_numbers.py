@@ -73,6 +73,7 @@ def test_the_number_of_defects():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # a class of transformers
 def test_the_number_of_examined_classes():
     pytest.importorskip("transformers")
     from glassformer.bench.developer.doctor_sweep import class_names

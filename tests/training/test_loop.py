@@ -369,3 +369,15 @@ def test_evaluation_of_a_large_vocabulary_never_holds_all_logits(tmp_path, monke
     monkeypatch.setattr("glassformer.training.chunked_loss.F.linear", spy)
     assert evaluate(state, validation(session.run)) == pytest.approx(wanted, rel=1e-6)
     assert max(chunks) == 16
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_fresh_weights_are_written_only_if_asked_for(tmp_path, first):
+    """Their loss is reported, but they are not the best so far: that folder would not exist."""
+    session = tiny.session(tmp_path, "loop.keep=9", f"checkpoint.first={str(first).lower()}")
+    events = []
+    train(session.run, session.data, listen=events.append)
+    held = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert held[0] == ("step-00000000" if first else "step-00000005")
+    start, second = [event for event in events if event["event"] == "validation"][:2]
+    assert (start["step"], start["best"], second["best"]) == (0, first, True)

@@ -59,3 +59,9 @@ def test_a_family_reads_what_it_writes():
 
 def test_a_key_is_one_of_four_types():
     assert Key("x", "y", "text", "a").type == "text"
+
+
+@pytest.mark.parametrize("data", [{}, {"hidden_size": None}])
+def test_a_key_without_a_default_that_is_absent_or_null_is_named(data):
+    with pytest.raises(WeightsError, match="lacks 'hidden_size', which has no default: add it"):
+        integer("hidden_size", "d_model").read(Source(data, None), {})

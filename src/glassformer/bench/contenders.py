@@ -37,11 +37,14 @@ class Contender:
     """False for another architecture with as many parameters, whose tokens cannot be compared."""
 
 
+PLAIN = ("float32", "bfloat16")
+OURS = PRECISIONS if importlib.util.find_spec("glassformer.kernels") else PLAIN
+"""Our precisions. In a copy without kernels, generation runs in torch, which has these two."""
 # fmt: off
 BOTH = ("cpu", "cuda")
 TABLE: tuple[Contender, ...] = (
-    Contender("glassformer", "ours", PRECISIONS, (*GENERATING, "encode", *TRAINING), ours=True, devices=BOTH),
-    Contender("glassformer-torch", "ours", ("float32", "bfloat16"), (*GENERATING, "encode"), ours=True, devices=BOTH),
+    Contender("glassformer", "ours", OURS, (*GENERATING, "encode", *TRAINING), ours=True, devices=BOTH),
+    Contender("glassformer-torch", "ours", PLAIN, (*GENERATING, "encode"), ours=True, devices=BOTH),
     Contender("transformers", "hugging", ("float32", "bfloat16"), (*GENERATING, "encode", *TRAINING),
               packages=("transformers",), install="pip install transformers", devices=BOTH),
     Contender("transformers-compiled", "hugging", ("float32", "bfloat16"), ("decode", "prefill", *TRAINING),

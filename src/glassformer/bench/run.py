@@ -87,6 +87,8 @@ def _generate(
     plain = startup.plain_rows() if plan.task == "startup" else []
     for precision in plan.chosen_precisions:
         able = [contender for contender in chosen if precision in contender.precisions]
+        if not able:  # int8 and int4 in a copy without kernels
+            continue
         rows = {contender.name: Row(contender.name, precision, contender.ours) for contender in able}
         group = Group(precision, _unit(plan), rows=list(rows.values()), batch=plan.sequences)
         group.fewer_is_better = plan.task == "startup"

@@ -34,8 +34,10 @@ class DecodeState(Protocol):
     """The tokens that the decoder starts from: the prompts, or the start token of an encoder-decoder."""
     owns_threads: bool
     """True: the steps run in CPU threads of their own, so torch should use one thread between them."""
-    greedy: Greedy | None
-    """greedy(tokens, count): the `count` most likely tokens after the given ones, one list per step. Optional."""
+
+    @property
+    def greedy(self) -> Greedy | None:
+        """greedy(tokens, count): the `count` most likely tokens after the given ones, one list per step. Optional."""
 
     def start(self) -> Float[Tensor, "B V"]:
         """Read the prompts and return the logits after them."""
@@ -51,7 +53,6 @@ class TorchState:
     """The decode state of the model itself."""
 
     owns_threads = False
-    greedy: Greedy | None = None
     reader: Any = None
     """What reads embedded tokens in place of the model's decoder, where a kernel does."""
 
@@ -77,6 +78,10 @@ class TorchState:
         self.tokens, self.real = pad(prompts, "left", model.device)
         capacity = -(-(self.tokens.shape[1] + max_new_tokens) // capacity_step) * capacity_step
         self.cache = None if cache is None else model.new_cache(cache, capacity=capacity)
+
+    @property
+    def greedy(self) -> Greedy | None:
+        return None
 
     def start(self) -> Float[Tensor, "B V"]:
         """Read the prompts, in chunks if that was requested, so that a long prompt needs less memory at a time."""
@@ -132,7 +137,10 @@ class CapturedState(TorchState):
         self.reader = None if kernel.reads is None else kernel.reads(model)
         self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
-        self.greedy = self._greedy if captures else None
+
+    @property
+    def greedy(self) -> Greedy | None:  # kept as an attribute, it would keep this object alive, and so the steps
+        return self._greedy if self.captures else None
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         if not self.captures:
@@ -151,7 +159,7 @@ class CapturedState(TorchState):
         if self.steps is None:
             cache: Any = self.cache
             self.steps = self.continues(
-                self.model, cache, len(tokens), cache.capacity, self.precision, self.source_mask
+                self.model, cache, len(tokens), cache.capacity, self.precision, self.source_mask, user=self
             )
             self.cache = None
         return self.steps
@@ -168,7 +176,10 @@ class KernelState:
         self.decoder, self.read, self.chunk = decoder, prompts, chunk
         self.prompts = starts(model, len(prompts)) if isinstance(model, Seq2Seq) else prompts
         self.owns_threads: bool = decoder.owns_threads
-        self.greedy: Greedy | None = self._greedy if hasattr(decoder, "greedy") else None
+
+    @property
+    def greedy(self) -> Greedy | None:
+        return self._greedy if hasattr(self.decoder, "greedy") else None
 
     def start(self) -> Float[Tensor, "B V"]:
         logits: Tensor = self.decoder.read(self.read, self.chunk)

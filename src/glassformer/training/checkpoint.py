@@ -159,7 +159,7 @@ def find(path: str | Path) -> Path:
         return (given / "last").resolve()
     found = steps(given)
     if not found:
-        raise CheckpointError(f"{given} holds no checkpoint (no checkpoints/step-*): nothing to resume from.")
+        raise CheckpointError(f"{given} holds no checkpoint (no checkpoints/step-*): start the run again.")
     return found[-1]
 
 
@@ -212,9 +212,10 @@ def start_run(run: Run, resumed: bool, force: bool = False) -> Run:
             _check_free(root, text)
         if not resumed and (held := _held_run(root, text)):
             if not force:
+                way = f"continue it with --resume {root}" if steps(root) else "start it with its own settings"
                 raise CheckpointError(
-                    f"{root} already holds a run ({held}): continue it with --resume {root}, start elsewhere with "
-                    "--out FOLDER, or replace it with --force."
+                    f"{root} already holds a run ({held}): {way}, start elsewhere with --out FOLDER, or replace it "
+                    "with --force."
                 )
             _remove_run(root)
         root.mkdir(parents=True, exist_ok=True)

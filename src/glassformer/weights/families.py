@@ -24,8 +24,7 @@ from glassformer.config import (
 from glassformer.errors import nearest
 from glassformer.model import build
 from glassformer.weights import convert
-from glassformer.weights.bert import BERT, ROBERTA
-from glassformer.weights.distilbert import DISTILBERT
+from glassformer.weights.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.weights.encoders import ENCODERS
 from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source

@@ -74,7 +74,8 @@ class Key:
 
     def read(self, source: Source, values: Values) -> None:
         name = next((name for name in (self.name, *self.aliases) if name in source.data), None)
-        if name is None or (source.data[name] is None and self.null is same):
+        needed = self.null is same or self.default is REQUIRED
+        if name is None or (source.data[name] is None and needed):
             if self.default is REQUIRED:
                 raise WeightsError(f"config.json lacks {self.name!r}, which has no default: add it.")
             value = self.default(values) if callable(self.default) else self.default
@@ -304,6 +305,8 @@ def simplified(table: dict[str, Any]) -> dict[str, Any]:
     """Return the table without sizes that are equal to our defaults."""
     attention, d_model = table["attention"], table["d_model"]
     n_heads = attention["n_heads"]
+    if n_heads < 1:
+        return table  # the config refuses it
     d_head = attention.get("d_head") or d_model // n_heads
     usual = {"n_kv_heads": n_heads, "d_value": d_head} | ({"d_head": d_head} if d_head * n_heads == d_model else {})
     table["attention"] = {key: value for key, value in attention.items() if key not in usual or value != usual[key]}
@@ -334,7 +337,8 @@ class Description:
         }
         for entry in self.entries:
             entry.write(config, data)
-        return data | write_special(config.special)
+        special = write_special(config.special)
+        return data | {name: id for name, id in special.items() if id is not None or data.get(name) is None}
 
 
 KINDS: dict[str, type[ModelConfig]] = {"decoder": DecoderConfig, "encoder": EncoderConfig, "seq2seq": Seq2SeqConfig}
@@ -351,22 +355,28 @@ def describe(
     embed: str = "embed_tokens.weight",
     drops: tuple[Drop, ...] = (),
     aliases: tuple[str, ...] = (),
-    add_biases: Callable[[ModelConfig], ModelConfig] | None = None,
+    name: str = "",
+    keys: tuple[str, ...] = (),
+    typical_names: tuple[str, ...] = (),
+    **options: Any,
 ) -> Family:
-    """Return the family of one `model_type` (and of `aliases`, which compute the same)."""
+    """Return the family of one `model_type` (and of `aliases`, which compute the same).
+
+    With `keys`, a config.json without a `model_type` can be recognised by them. `options` are fields of `Family`.
+    """
     described = Description(type, classes, base, tuple(entries))
     return Family(
-        name=type,
+        name=name or type,
         types=(type, *aliases),
-        keys=(),
-        typical_names=(embed,),
+        keys=keys,
+        typical_names=typical_names or (embed,),
         prefix=prefix,
         embed=embed,
         rows=rows if callable(rows) else lambda config: rows,
         drops=drops,
         read=described.read,
         write=described.write,
-        add_biases=add_biases,
-        needs_type=True,
+        needs_type=not keys,
         kinds=(KINDS[base.get("kind", "decoder")],),
+        **options,
     )

@@ -1,5 +1,6 @@
 """Our contenders say what the engine says, and tell of every token."""
 
+import importlib.util
 from typing import get_args
 
 import pytest
@@ -29,12 +30,16 @@ def test_the_kernels_in_every_precision(subject, precision):
         assert made == tiny.engine_ids(subject, order)
 
 
-def test_on_a_gpu_the_engine_is_the_one_that_a_user_finds(subject):
+def test_on_a_gpu_and_without_kernels_the_engine_is_the_one_that_a_user_finds(subject, monkeypatch):
     given = tiny.order(subject, "glassformer", "ours", "float8", device="cuda")
     assert (ours._engine(given), ours._stored(given)) == ("auto", "bfloat16")
     assert ours.PRECISION["float8"] in get_args(Precision)
     on_cpu = tiny.order(subject, "glassformer", "ours", "int8")
-    assert (ours._engine(on_cpu), ours._stored(on_cpu)) == ("native", "float32")
+    if importlib.util.find_spec("glassformer.kernels"):
+        assert (ours._engine(on_cpu), ours._stored(on_cpu)) == ("native", "float32")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    copy = tiny.order(subject, "glassformer", "ours", "bfloat16")  # in a copy without kernels
+    assert (ours._engine(copy), ours._stored(copy)) == ("auto", "bfloat16")
     plain = tiny.order(subject, "glassformer-torch", "ours", "bfloat16", device="cuda")
     assert (ours._engine(plain), ours._stored(plain)) == ("torch", "bfloat16")
 

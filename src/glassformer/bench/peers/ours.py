@@ -1,9 +1,10 @@
 """glassformer itself: the compiled kernels in any precision, and the plain engine.
 
-On a CPU the kernels are asked for by name, so that a model that they do not support is reported. On a GPU the engine is
-`auto`, as a user finds it.
+On a CPU the kernels are asked for by name, so that a model that they do not support is reported. On a GPU, and in a
+copy without kernels, the engine is `auto`, as a user finds it.
 """
 
+import importlib.util
 from typing import Any
 
 from glassformer.bench.peers.base import Mark, Order
@@ -17,12 +18,13 @@ CHUNK = 1024
 def _engine(order: Order) -> str:
     if order.name != "glassformer":
         return "torch"
-    return "native" if order.device == "cpu" else "auto"
+    installed = importlib.util.find_spec("glassformer.kernels") is not None
+    return "native" if order.device == "cpu" and installed else "auto"
 
 
 def _stored(order: Order) -> str:
     """Return the dtype in which the weights are loaded. The kernels of a CPU round float32 weights themselves."""
-    if order.device == "cpu" and order.name == "glassformer":
+    if _engine(order) == "native":
         return "float32"
     return order.precision if order.precision in ("float32", "bfloat16") else "bfloat16"
 

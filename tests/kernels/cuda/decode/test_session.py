@@ -89,6 +89,28 @@ def test_logits_that_are_no_numbers_are_refused(prompts, emulated, monkeypatch):
         emulated(model, prompts, 8)
 
 
+def test_a_decoder_belongs_to_one_session_at_a_time(monkeypatch):
+    class Made:
+        user, limit = None, 2**30
+
+        def __init__(self, model, capacity, dtype):
+            self.capacity = capacity
+
+        def refresh(self, model):
+            pass
+
+    monkeypatch.setattr(session, "CudaDecoder", Made)
+    monkeypatch.setattr(session, "_compile", lambda *_: None)
+    monkeypatch.setattr(decoder, "kernel_text", lambda *_: "")
+    model = lively(small(), std=0.4)[0].float()
+    first = session.persistent_session(model, 20, torch.float32)
+    second = session.persistent_session(model, 20, torch.float32)
+    assert second.kernel is not first.kernel
+    used = second.kernel
+    del second
+    assert session.persistent_session(model, 20, torch.float32).kernel is used
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_a_chunked_prompt_is_the_same(emulated):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.generation import Sampling, generate, loop
+from glassformer.generation import Sampling, generate, loop, stream
 from glassformer.generation.engine import Implementation, captured_dtype, in_precision
 from glassformer.generation.state import CapturedState
 from glassformer.kernels.cuda.graph import steps
@@ -21,16 +21,23 @@ PROMPTS = [[3, 4, 5], [6, 2], [9, 8, 1, 7]]
 
 
 @pytest.fixture
-def captured(monkeypatch):
-    """`generate` by captured steps and by torch."""
+def through():
+    """What makes the state of a generation: one with captured steps."""
     steps._LAST.clear()
 
-    def through(model, request):
+    def make(model, request):
         state = CapturedState(
             in_precision(model, captured_dtype(model, "float32")), request.prompts, request.max_new_tokens,
             request.prefill_chunk, dataclasses.replace(DECODE_KERNELS[-1], capacity_step=16), "float32",
         )  # fmt: skip
         return state, Implementation("native", "cuda", "float32", "emulated")
+
+    return make
+
+
+@pytest.fixture
+def captured(monkeypatch, through):
+    """`generate` by captured steps and by torch."""
 
     def call(model, *given, **changes):
         wanted = generate(model, *given, engine="torch", **changes)
@@ -89,6 +96,41 @@ def test_the_last_capture_is_used_again_if_it_fits(captured):
     assert found == wanted
     captured(model, PROMPTS[:2], 4, stop=[])
     assert steps._LAST[model][1] is not first
+
+
+@pytest.mark.parametrize("stop", ["first", "second"])
+def test_generations_at_the_same_time_do_not_share_their_steps(through, monkeypatch, stop):
+    model = lively(CONFIGS["learned"], std=0.4)[0].float()
+    prompts = [[[3, 4, 5]], [[6, 2, 9]]]
+    wanted = [[list(new) for new in stream(model, one, 8, stop=[], engine="torch")] for one in prompts]
+    monkeypatch.setattr(loop, "make_state", through)
+    running = [stream(model, one, 8, stop=[]) for one in prompts]
+    found = [[], []]
+    for _ in range(4):
+        for new, steps_of_one in zip(found, running, strict=True):
+            new.append(next(steps_of_one))
+    left = 0 if stop == "second" else 1
+    running[1 - left].close()
+    found[left] += list(running[left])
+    assert found[left] == wanted[left]
+    assert found[1 - left] == wanted[1 - left][:4]
+
+
+def test_steps_are_used_again_when_their_generation_has_ended(through, monkeypatch):
+    gc.collect()
+    gc.disable()  # no cycle keeps a generation alive
+    try:
+        model = lively(CONFIGS["learned"], std=0.4)[0].float()
+        monkeypatch.setattr(loop, "make_state", through)
+        generate(model, [[3, 4, 5]], 8, stop=[])
+        first = steps._LAST[model][1]
+        running = stream(model, [[6, 2]], 8, stop=[])
+        next(running), next(running)
+        assert steps._LAST[model][1] is first
+        generate(model, [[3, 4, 5]], 8, stop=[])
+        assert steps._LAST[model][1] is not first
+    finally:
+        gc.enable()
 
 
 def test_captured_steps_do_not_keep_a_model_alive(captured):

@@ -1,6 +1,7 @@
 """Many sequences on a GPU: a step is one CUDA graph of matmuls, with three kernels of our own between them."""
 
 import ctypes
+import weakref
 from typing import Any
 
 import torch
@@ -66,6 +67,9 @@ def _columns(vocab: int) -> int:
 
 class CudaBatch:
     """The KV caches of `rows` sequences of at most `capacity` tokens, and the step that extends them together."""
+
+    user: "weakref.ref[Any] | None" = None
+    """The session that this belongs to."""
 
     def __init__(self, model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype = torch.bfloat16):
         cfg = model.config

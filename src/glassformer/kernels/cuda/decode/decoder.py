@@ -1,6 +1,8 @@
 """One sequence on a GPU: the weights in the layout of the persistent kernel, the KV cache, and the launches."""
 
+import weakref
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +58,9 @@ def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
 
 class CudaDecoder:
     """The KV cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
+
+    user: "weakref.ref[Any] | None" = None
+    """The session that this belongs to."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Decoding on a GPU: torch reads the prompts, the CUDA kernels compute every token after them."""
 
 import weakref
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ def persistent_session(model: DecoderLM, capacity: int, dtype: torch.dtype) -> P
         _compile(model, [decoder.kernel_text(model, dtype)])
         made = CudaDecoder(model, _rounded(capacity), dtype=dtype)
         _LAST[model] = ((CudaDecoder, 1, dtype, model.device), made)
-    return PersistentSession(model, made)
+    return _used(PersistentSession(model, made))
 
 
 def batch_session(model: DecoderLM, sequences: int, capacity: int, dtype: torch.dtype) -> BatchSession:
@@ -109,7 +109,16 @@ def batch_session(model: DecoderLM, sequences: int, capacity: int, dtype: torch.
         _compile(model, list(batch.kernel_texts(model, dtype).values()))
         made = CudaBatch(model, sequences, _rounded(capacity), dtype)
         _LAST[model] = ((CudaBatch, sequences, dtype, model.device), made)
-    return BatchSession(model, made)
+    return _used(BatchSession(model, made))
+
+
+S = TypeVar("S", PersistentSession, BatchSession)
+
+
+def _used(session: S) -> S:
+    """Note that a session uses its decoder: no other one gets it as long as this exists."""
+    session.kernel.user = weakref.ref(session)
+    return session
 
 
 def _rounded(capacity: int) -> int:
@@ -125,6 +134,8 @@ def _reusable(model: DecoderLM, kind: Any, sequences: int, capacity: int, dtype:
     """Return the decoder that was made last for this model if it fits, with the present weights; otherwise None."""
     made_for, made = _LAST.get(model, (None, None))
     if made is None or made_for != (kind, sequences, dtype, model.device):
+        return None
+    if made.user is not None and made.user() is not None:
         return None
     if made.capacity < min(_rounded(capacity), made.limit):
         return None

@@ -7,6 +7,7 @@ are padded on the right, where causal attention does not see it, and the second 
 a CUDA graph. Captured or not, the same operations run, so the result does not depend on earlier calls.
 """
 
+import threading
 import weakref
 from typing import Any, assert_never
 
@@ -62,6 +63,8 @@ class PromptReader:
         """Sequences and new tokens of each."""
         self.prompts: dict[tuple[int, int], CapturedPrompt] = {}
         """By number of sequences and padded length, in order of their last use."""
+        self.lock = threading.RLock()
+        """Held while a prompt is launched: generations in other threads use the same buffers afterwards."""
         self.pool: Any = None
         """The GPU memory in which all captured prompts compute."""
         waits = any(isinstance(module, MoE) for module in self.stack.modules())
@@ -80,15 +83,20 @@ class PromptReader:
         self, x: Float[Tensor, "B T W"], mask: Bool[Tensor, "B T"] | None, cache: Cache
     ) -> Float[Tensor, "B 1 D"]:
         """Read embedded tokens and return the hidden state of the last one of each sequence. x is overwritten."""
+        with self.lock:
+            return self._read(x, mask, cache) if mask is not None or cache.length else self._replay(x, cache)
+
+    def _replay(self, x: Float[Tensor, "B T W"], cache: Cache) -> Float[Tensor, "B 1 D"]:
+        """Read whole prompts of one length: those that are not too long as a graph."""
         batch, tokens = x.shape[:2]
         length = padded_length(tokens, self.config.max_len, self.config.changes_frequencies_at)
-        if mask is not None or cache.length or not self.is_capturable or batch * length > CAPTURED:
-            return self._read(x, mask, cache)
+        if not self.is_capturable or batch * length > CAPTURED:
+            return self._read(x, None, cache)
         prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, x, length)
         self.prompts[batch, length] = prompt  # the newest is last
         if len(self.prompts) > MOST_GRAPHS:
             del self.prompts[next(iter(self.prompts))]
-        hidden = prompt.read(self, x)
+        hidden = prompt.read(self, x).clone()
         cache.append(tokens)
         self.sizes = (batch, tokens)
         for mine, held in zip(self._allocate(cache, x), prompt.stored, strict=True):

@@ -4,6 +4,7 @@
 so one capture serves the whole generation, and the next one of the same model and size.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,8 @@ class CapturedSteps:
         """`fused` says which parts the fused kernels compute."""
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         """Captured graphs by their number of steps."""
+        self.user: weakref.ref[Any] | None = None
+        """The generation that continues this cache. Another one may do so when it no longer exists."""
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Return the logits after one more token per sequence."""
@@ -122,7 +125,7 @@ class CapturedSteps:
         """Return the graph of `size` steps, captured at its first use."""
         if size in self.graphs:
             return self.graphs[size]
-        with torch.cuda.device(self.cache.device), experts_without_waiting(self.body.decoder):
+        with _CHOOSING, torch.cuda.device(self.cache.device), experts_without_waiting(self.body.decoder):
             self.compile()
             tokens, slot = self.body.tokens.clone(), self.cache.slot.clone()
             side = torch.cuda.Stream()
@@ -133,7 +136,7 @@ class CapturedSteps:
             self.body.tokens.copy_(tokens)
             self.cache.slot.copy_(slot)
             self.graphs[size] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[size]):
+            with torch.cuda.graph(self.graphs[size], capture_error_mode="thread_local"):  # others may compute
                 self.run(size)
         return self.graphs[size]
 
@@ -145,6 +148,8 @@ class CapturedSteps:
             list(pool.map(lambda text: nvrtc.compiled(text, capability), texts))
 
 
+_CHOOSING = threading.RLock()
+"""Held while steps are chosen and captured: one thread at a time."""
 _LAST: "weakref.WeakKeyDictionary[Any, tuple[Any, CapturedSteps]]" = weakref.WeakKeyDictionary()
 """The steps that were captured last for each model, and what they were captured for."""
 
@@ -157,17 +162,24 @@ def captured_steps(
     slots: int,
     precision: str,
     memory_mask: Bool[Tensor, "B N"] | None = None,
+    user: object | None = None,
 ) -> CapturedSteps:
-    """Return the steps that continue a cache. Those captured last are used again if model and sizes are the same."""
+    """Return the steps that continue a cache. Those captured last are used again if model and sizes are the same.
+
+    `user` is the object that they belong to: as long as it exists, no other generation gets them.
+    """
     key = (batch, precision, fingerprint(model))
-    made_for, made = _LAST.get(model, (None, None))
-    if made is not None and made_for == key and made.cache.slots >= slots and isinstance(model, DecoderLM):
-        made.cache.take(filled)
+    with _CHOOSING:
+        made_for, made = _LAST.get(model, (None, None))
+        fits = made is not None and made_for == key and made.cache.slots >= slots and isinstance(model, DecoderLM)
+        if made is not None and fits and (made.user is None or made.user() is None):
+            made.cache.take(filled)
+        else:
+            cache = CapturedCache(filled, slots, batch)
+            made = build_steps(model, cache, precision, memory_mask, _processors(model.device))
+            _LAST[model] = (key, made)
+        made.user = None if user is None else weakref.ref(user)
         return made
-    cache = CapturedCache(filled, slots, batch)
-    steps = build_steps(model, cache, precision, memory_mask, _processors(model.device))
-    _LAST[model] = (key, steps)
-    return steps
 
 
 def build_steps(
