@@ -4,7 +4,7 @@ import pytest
 
 import glassformer as gf
 from glassformer.doctor.subject.adapt import subject_of
-from tests.bugs.idioms import by_hand, encoders, kept_caches, parameters, ring, shifted
+from tests.bugs.idioms import by_hand, designs, encoders, kept_caches, parameters, ring, shifted
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +114,8 @@ def test_a_ring_of_slots_is_a_cache():
 @pytest.mark.parametrize("bug", ring.BUGS)
 def test_a_wrong_ring_is_no_matter_of_the_mask(bug):
     assert first(ring.build(bug)) in ring.BUGS[bug]
+
+
+@pytest.mark.parametrize("cls", designs.MODELS)
+def test_recent_designs_raise_no_alarm(cls):
+    assert healthy(designs.build(cls))

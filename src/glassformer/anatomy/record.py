@@ -115,6 +115,12 @@ class Graph:
     parameters: dict[int, str] = field(default_factory=dict)
     """Names of the model's parameters by the address of their storage."""
 
+    def release(self) -> None:
+        """Free the memory now: nodes and their users refer to one another, and their values to a model's weights."""
+        for node in self.nodes:
+            node.inputs, node.users, node.args, node.kwargs = [], [], (), {}
+        self.nodes = []
+
     def is_parameter(self, node: Node) -> bool:
         """Return whether a node is a parameter of the model or a view of one."""
         return node.storage in self.parameters

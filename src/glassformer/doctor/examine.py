@@ -235,6 +235,9 @@ def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) 
             for finding in guard(f"{family}/{name}", probe, examined):
                 exam.add(finding, family)
             done += 1
+        if family == "modes":
+            subject.repeats = not exam.failed("state_leak") and not exam.failed("eval_stochastic")
+            subject.copies.sharing = not exam.failed("state_leak")
     if tell:
         tell("done", total, total)
     return exam

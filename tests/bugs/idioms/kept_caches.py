@@ -136,7 +136,7 @@ class OwnLimit(SetUp):
         for layer in self.layers:
             layer.mixer.slots = Slots(batch_size, decoder_max_seq_len or self.max_seq_len, dtype)
 
-    def forward(self, tokens: Tensor, *, mask: Tensor | None = None, input_pos: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, *, input_pos: Tensor | None = None) -> Tensor:
         if self.layers[0].mixer.slots is not None and (input_pos is None or input_pos.dim() != 2):
             raise ValueError("with caches, positions (B,T) are needed")
         return super().forward(tokens, None if input_pos is None else input_pos[0])

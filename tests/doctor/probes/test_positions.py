@@ -94,6 +94,34 @@ def test_a_layer_without_positions_is_a_design_where_it_is_declared(declared):
     assert names(found) == (set() if declared else {"position_missing"})
 
 
+@pytest.mark.parametrize(
+    ("without", "design"),
+    [
+        ((1, 3), True),
+        ((3, 7), True),
+        ((2, 3, 6, 7), True),
+        ((1,), False),
+        ((3,), False),
+        ((2, 7), False),
+        ((1, 2), False),
+    ],
+)
+def test_layers_without_positions_are_a_design_where_they_repeat_a_pattern(without, design):
+    size = 8 if max(without) > 3 else 4
+    assert positions.regular([i in without for i in range(size)]) == design
+
+
+def test_undeclared_layers_without_positions_in_a_regular_order_are_noted():
+    config = gf.config.replace(rotary().model.config, n_layers=4)
+    for layers, verdict in (((1, 3), Verdict.SKIP), ((1, 2), Verdict.FAIL)):
+        kinds = (gf.config.LayerKind(layers, position=gf.config.NoPosition()),)
+        model = gf.build(gf.config.replace(config, layer_kinds=kinds), seed=0)
+        model.config = config
+        subject = warmed(model)
+        (finding,) = positions.positions_are_used(subject, positions.repeated_token(subject))
+        assert finding.verdict is verdict
+
+
 def test_a_layer_without_positions_is_not_all_of_them_where_another_cannot_be_judged(monkeypatch):
     constant = positions.repeated_token(rotary())
     constant.seen = constant.seen[:2]

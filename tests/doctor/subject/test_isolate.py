@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from glassformer.doctor.probes import subject_of
 from glassformer.doctor.subject import isolate
 from glassformer.doctor.subject.errors import CannotExamineError
 from tests.doctor.probes.subjects import Copycat
@@ -205,3 +206,32 @@ def test_float32_by_name_becomes_float64():
         assert positions.dtype == torch.float32  # whole numbers are exact, and T5's buckets depend on their rounding
         assert (positions @ x).dtype == torch.float64
     assert x.float().dtype == torch.float32
+
+
+def test_float16_matmuls_are_computed_in_float32_and_rounded():
+    x, w, b = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((3, 5), (7, 5), (7,)))
+    half = [t.half() for t in (x, w, b)]
+    calls = [
+        lambda: F.linear(*half),
+        lambda: torch.addmm(half[2], half[0], half[1].t()),
+        lambda: half[0] @ half[1].t() + half[2],
+    ]
+    wanted = F.linear(*(t.float() for t in half))
+    with isolate.HalfAsFloat():
+        for call in calls:
+            found = call()
+            assert found.dtype == torch.float16
+            torch.testing.assert_close(found.float(), wanted, rtol=2e-3, atol=2e-3)
+        assert torch.isinf(F.linear(torch.full((1, 2), 300.0).half(), torch.full((1, 2), 300.0).half())).all()
+        assert F.linear(x, w, b).dtype == torch.float32
+
+
+def test_float16_is_widened_only_for_a_large_model_on_a_cpu():
+    subject = subject_of(Copycat())
+    with subject.isolated(dtype=torch.float16) as isolated:
+        assert not isinstance(isolate.HalfAsFloat.where_slow(isolated), isolate.HalfAsFloat)
+        isolated.brief = True
+        assert isinstance(isolate.HalfAsFloat.where_slow(isolated), isolate.HalfAsFloat)
+    with subject.isolated() as isolated:
+        isolated.brief = True
+        assert not isinstance(isolate.HalfAsFloat.where_slow(isolated), isolate.HalfAsFloat)

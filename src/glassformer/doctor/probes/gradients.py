@@ -82,7 +82,7 @@ def _backward(subject: Subject) -> _Gradients | None:
 
     None: the logits carry no gradient.
     """
-    with subject.isolated() as isolated, torch.enable_grad():
+    with subject.isolated(own=True) as isolated, torch.enable_grad():
         module = isolated.module
         assert module is not None
         stir = torch.Generator().manual_seed(11)

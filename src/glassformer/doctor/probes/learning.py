@@ -14,7 +14,7 @@ def overfits_one_batch(subject: Subject, steps: int = 200) -> Finding:
     id = "dead_gradient/overfit"
     if subject.module is None or not subject.vocabulary_logits or subject.kind == "encoder":
         return Finding.skip(id, "needs a module that predicts tokens")
-    with subject.isolated(train=True) as isolated, torch.enable_grad():
+    with subject.isolated(train=True, own=True) as isolated, torch.enable_grad():
         assert isolated.module is not None
         optimiser = torch.optim.Adam([p for p in isolated.module.parameters() if p.requires_grad], lr=3e-3)
         tokens = isolated.tokens(4, isolated.length(16), seed=35)
@@ -35,7 +35,7 @@ def below_entropy(subject: Subject, steps: int = 150) -> Finding:
     id = "causal_leak/below-entropy"
     if subject.module is None or not subject.vocabulary_logits or subject.kind != "decoder":
         return Finding.skip(id, "needs a module that predicts the next token")
-    with subject.isolated(train=True) as isolated, torch.enable_grad():
+    with subject.isolated(train=True, own=True) as isolated, torch.enable_grad():
         assert isolated.module is not None
         optimiser = torch.optim.Adam([p for p in isolated.module.parameters() if p.requires_grad], lr=3e-3)
         losses = []

@@ -21,6 +21,7 @@ from glassformer.doctor.probes.padding import (
     padded,
 )
 from glassformer.doctor.subject.errors import Unsupported
+from glassformer.doctor.subject.isolate import HalfAsFloat
 from glassformer.doctor.subject.measure import (
     CROSS_WHY,
     RELATIVE,
@@ -86,7 +87,7 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
                 yield Finding.skip(name, "not a module, so it cannot be cast")
                 continue
             try:
-                with subject.isolated(dtype=dtype) as isolated:
+                with subject.isolated(dtype=dtype) as isolated, HalfAsFloat.where_slow(isolated):
                     bad, right = count(isolated, with_padding)
             except Exception as error:
                 yield Finding.skip(name, f"it does not run so: {' '.join(str(error).split())[:100]}")
@@ -187,10 +188,11 @@ def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
         amount = _left_amount(subject, amount)
     yield amount
     if amount.verdict is Verdict.PASS and side == "left" and _places_wanted(subject):
-        plain = judge(subject, "left_pad_position/without-positions", _amount(side, positions=False), POSITION)
-        if plain.verdict is Verdict.FAIL:
-            evidence = {**plain.evidence, "explained": True}
-            yield change(plain, verdict=Verdict.SKIP, why=FOREIGN, remedy="", evidence=evidence)
+        with subject.isolated(subject.warmth) as isolated:  # a convention, noted and not judged: one look is enough
+            plain = _amount(side, positions=False)(isolated)
+        if plain.ratio > 1:
+            evidence, id = {**plain.evidence, "explained": True}, "left_pad_position/without-positions"
+            yield Finding(id, Verdict.SKIP, plain.gap, plain.bound, FOREIGN, "", evidence)
 
 
 def _alone_or_together(subject: Subject, finding: Finding, alone: Callable[[Subject], Measured]) -> Finding:

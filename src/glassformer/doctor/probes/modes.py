@@ -149,12 +149,12 @@ def nothing_is_remembered(subject: Subject) -> Iterator[Finding]:
 
     def cached(isolated: Subject) -> Measured:
         tokens, others = (isolated.tokens(2, isolated.length(12), seed=seed) for seed in (4, 7))
-        plain = isolated.logits(tokens)
-        first, _ = run_chunks(isolated, tokens, [4, 1, 1, 6])
-        between, _ = run_chunks(isolated, others, [4, 1, 1, 6], **_source(isolated, 78))
-        second, _ = run_chunks(isolated, tokens, [4, 1, 1, 6])
-        with subject.isolated(dtype=isolated.dtype) as fresh:
-            expected, _ = run_chunks(fresh, others, [4, 1, 1, 6], **_source(fresh, 78))
+        plain, sizes = isolated.logits(tokens), [4, 1, 7] if isolated.large else [4, 1, 1, 6]
+        first, _ = run_chunks(isolated, tokens, sizes)
+        between, _ = run_chunks(isolated, others, sizes, **_source(isolated, 78))
+        second, _ = run_chunks(isolated, tokens, sizes)
+        with subject.isolated(isolated.look[0], None if isolated.dtype == subject.dtype else isolated.dtype) as fresh:
+            expected, _ = run_chunks(fresh, others, sizes, **_source(fresh, 78))
         found = [untouched(expected, between, SAME_WHY, after="a cached run of other tokens")]
         found.append(untouched(first, second, SAME_WHY, after="a cached run of other tokens"))
         found.append(untouched(plain, isolated.logits(tokens), SAME_WHY, after="cached runs"))

@@ -79,7 +79,7 @@ def repeated_token(subject: Subject, warm: float = 1.0, stirred: bool = False) -
     """Trace a constant row as long as the model takes; `stirred` adds a little noise to every weight."""
     length = subject.length(65 if subject.large else 129)
     found = Constant()
-    with subject.isolated(warm) as isolated:
+    with subject.isolated(warm, own=stirred) as isolated:
         if stirred:
             stir(isolated)
         token = isolated.tokens(1, 1, seed=17)
@@ -243,16 +243,19 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
     if kind == "rotary" and (rotated := _rotated_but_flat(flat)) is not None:
         yield rotated
         return
+    if not everywhere and regular([bool((spreads <= 0).all()) for _, spreads in flat]):
+        yield Finding(id, Verdict.SKIP, 0.0, 0.0, REGULAR, "", {"explained": True, "scheme": kind})
+        return
     for one, spreads in flat:
         dead = (spreads <= 0).all(-1).nonzero().flatten().tolist()
         if everywhere or (dead and not foreign and one.layer not in without and kind in ("rotary", "alibi")):
-            where = "in no layer" if everywhere else f"not in {one.location}, heads {dead}"
+            where = "any layer" if everywhere else f"{one.location}, heads {dead}"
             yield Finding(
                 id,
                 Verdict.FAIL,
                 float(spreads.max()),
                 0.0,
-                f"positions ({kind}) reach the scores {where}: a repeated token scores the same everywhere",
+                f"positions ({kind}) do not reach the scores of {where}: a repeated token scores the same everywhere",
                 "Add the position embedding to the tokens (or rotate, or add the bias to scores) and use the result.",
                 {"layer": None if everywhere else one.layer, "heads": dead, "scheme": kind},
             )
@@ -261,6 +264,18 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
         yield Finding.skip(id, UNSTEADY)
         return
     yield _far_positions(flat, kind)
+
+
+REGULAR = (
+    "some layers have no positions, in a regular order (every second one, 3 + 1): a design, and no forgotten argument "
+    "gives that order"
+)
+
+
+def regular(without: list[bool]) -> bool:
+    """Whether layers without positions and layers with them repeat a pattern at least twice."""
+    periods = range(2, len(without) // 2 + 1)
+    return len(set(without)) == 2 and any(all(w == without[i % p] for i, w in enumerate(without)) for p in periods)
 
 
 def _source_positions(constant: Constant) -> Finding | None:

@@ -148,7 +148,7 @@ def past_by_gradient(subject: Subject) -> Iterator[Finding]:
 def _seen(subject: Subject, id: str, measure: Callable[[Subject], Measured]) -> Finding:
     """As given, not warm: sharp attention underflows to 0. What is 0 in float64 too (e^-745) is masked."""
     remedy = "Mask only the future and padding (decoder: key <= query, itself included; encoder and source: nothing)."
-    finding = judge(subject, id, measure, remedy, warm=False)
+    finding = judge(subject, id, measure, remedy, warm=False, own=True)
     if finding.verdict is Verdict.FAIL and "float64" not in finding.evidence:
         return Finding.skip(id, "some gradients are 0; without float64 a mask and an underflow look alike")
     return finding

@@ -38,7 +38,7 @@ def masks_hold(subject: Subject) -> Finding:
         enlarge(isolated)
         return _leaks(isolated)
 
-    return judge(subject, id, measure, REMEDY, warm=False)
+    return judge(subject, id, measure, REMEDY, warm=False, own=True)
 
 
 def enlarge(isolated: Subject) -> float:

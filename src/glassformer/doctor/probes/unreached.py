@@ -59,7 +59,7 @@ Call = Callable[[Subject], list[Tensor]]
 
 def reached_by(subject: Subject, call: Call, names: list[str]) -> list[str]:
     """Which parameters get a gradient from a random projection of what a call returns, with stirred weights."""
-    with subject.isolated() as isolated, torch.enable_grad():
+    with subject.isolated(own=True) as isolated, torch.enable_grad():
         assert isolated.module is not None
         generator = torch.Generator().manual_seed(11)
         wanted = {n: p for n, p in isolated.module.named_parameters() if n in names}
@@ -77,7 +77,7 @@ def reached_by(subject: Subject, call: Call, names: list[str]) -> list[str]:
 
 def _moves_logits(subject: Subject, name: str) -> bool:
     """Whether other values of a parameter give other logits."""
-    with subject.isolated() as isolated:
+    with subject.isolated(own=True) as isolated:
         assert isolated.module is not None
         before, parameter = isolated.logits(_tokens(isolated)), isolated.module.get_parameter(name)
         noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(12)).to(parameter)

@@ -57,7 +57,7 @@ def tying(subject: Subject) -> Finding:
 
 
 def _after_changes(subject: Subject) -> Iterator[tuple[str, bool | None]]:
-    with subject.isolated() as isolated:
+    with subject.isolated(own=True) as isolated:
         assert isolated.module is not None
         yield "a deep copy", _tied(isolated)
         state = {k: v.clone() for k, v in isolated.module.state_dict().items()}
@@ -83,7 +83,7 @@ def round_trip(subject: Subject) -> Finding:
     id = "dead_gradient/state-dict"
     if subject.module is None:
         return Finding.skip(id, "not a module")
-    with subject.isolated() as isolated:
+    with subject.isolated(own=True) as isolated:
         assert isolated.module is not None
         tokens = isolated.tokens(2, isolated.length(9))
         base = isolated.logits(tokens)

@@ -32,6 +32,11 @@ def n_bytes(model: Any) -> int:
     return sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
 
 
+def too_large(model: Any) -> bool:
+    """Whether a model is examined in place rather than copied."""
+    return n_bytes(model) > LARGE_BYTES
+
+
 class _Ears:
     """A stream that keeps what listening threads write and passes on what others do.
 
@@ -111,7 +116,7 @@ def time_limit(seconds: float | None, doing: str) -> Iterator[None]:
         return
     main = threading.current_thread() is threading.main_thread()
     try:
-        with _alarm(seconds) if main and hasattr(signal, "setitimer") else _Deadline(seconds):
+        with _alarm(seconds) if main and hasattr(signal, "setitimer") else TimeCheck(seconds):
             yield
     except _OutOfTime:
         raise CannotExamineError(
@@ -134,7 +139,7 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class _Deadline(TorchFunctionMode):
+class TimeCheck(TorchFunctionMode):
     """While active in a thread, a torch function called after the deadline raises instead of running."""
 
     def __init__(self, seconds: float):
@@ -189,7 +194,7 @@ def borrowed(
         yield model
         return
     isolated = model
-    if not in_place and n_bytes(model) <= LARGE_BYTES:
+    if not in_place and not too_large(model):
         with contextlib.suppress(Exception), quiet():
             isolated = copy.deepcopy(model)
     if isolated is not model:
@@ -253,6 +258,37 @@ class NoDropout(TorchFunctionMode):
         elif func is F.multi_head_attention_forward and len(args) > 10:
             args = (*args[:10], 0.0, *args[11:])
         return func(*args, **kwargs)
+
+
+class HalfAsFloat(TorchFunctionMode):
+    """Matmuls of float16 tensors computed in float32 and rounded to float16.
+
+    A processor without float16 arithmetic takes seven times as long for them. The result is the same up to the rounding
+    of sums: what is too large for float16 becomes infinite.
+    """
+
+    @classmethod
+    def where_slow(cls, isolated: Any) -> Any:
+        """This mode for a large subject in float16 on a CPU, else one that does nothing."""
+        slow = isolated.dtype == torch.float16 and isolated.large and isolated.device.type == "cpu"
+        return cls() if slow else contextlib.nullcontext()
+
+    OPERATORS = (torch.Tensor.matmul, torch.Tensor.__matmul__)
+    MATMULS = (F.linear, torch.addmm, torch.baddbmm, torch.matmul, torch.mm, torch.bmm, *OPERATORS)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        tensors = [a for a in given if isinstance(a, torch.Tensor)]
+        if func not in self.MATMULS or not tensors or any(t.dtype != torch.float16 for t in tensors):
+            return func(*args, **(kwargs or {}))
+        wide = {name: _single(value) for name, value in (kwargs or {}).items()}
+        return func(*(_single(a) for a in args), **wide).to(torch.float16)
+
+
+def _single(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) else value
 
 
 class AllDouble(TorchFunctionMode):

@@ -54,15 +54,23 @@ def first_over(measured: list[Measured]) -> Measured:
     return next((m for m in measured if m.ratio > 1), worst(measured))
 
 
-def judge(subject: Subject, id: str, measure: Measure, remedy: str, warm: bool = True, train: bool = False) -> Finding:
-    """Measure as given, then warm; repeat what is over its bound in float64."""
+def judge(
+    subject: Subject,
+    id: str,
+    measure: Measure,
+    remedy: str,
+    warm: bool = True,
+    train: bool = False,
+    own: bool = False,
+) -> Finding:
+    """Measure as given, then warm; repeat what is over its bound in float64. `own`: `measure` writes to the weights."""
     seen: list[Measured] = []
     looks = (subject.warmth,) if warm and subject.large else (1.0, subject.warmth if warm else 1.0)
     for factor in dict.fromkeys(looks):
-        with subject.isolated(factor, train=train) as isolated:
+        with subject.isolated(factor, train=train, own=own) as isolated:
             found = measure(isolated)
         if found.ratio > 1:
-            precise = _in_double(subject, measure, factor, train)
+            precise = _in_double(subject, measure, factor, train, own)
             faint = precise is None and found.why == SAME_WHY and found.gap <= FAINT * found.bound
             if faint or shrinks(found, precise):
                 found = Measured(0.0, found.bound, found.why, {**found.evidence, "rounding": found.gap})
@@ -83,10 +91,10 @@ def shrinks(found: Measured, precise: Measured | None) -> bool:
 
 def in_double(subject: Subject, measure: Measure) -> Measured | None:
     """Measure in float64, with the weights as given; None where the model cannot be examined in float64."""
-    return _in_double(subject, measure, 1.0, False)
+    return _in_double(subject, measure, 1.0, False, False)
 
 
-def _in_double(subject: Subject, measure: Measure, factor: float, train: bool) -> Measured | None:
+def _in_double(subject: Subject, measure: Measure, factor: float, train: bool, own: bool) -> Measured | None:
     """The same measurement in float64, where the model computes there what it computes in its own precision."""
     if subject.module is None or subject.dtype == torch.float64:
         return None
@@ -101,7 +109,7 @@ def _in_double(subject: Subject, measure: Measure, factor: float, train: bool) -
             return None
         # first with everything in float64: parts that ask for float32 by name keep their rounding
         for mode in (AllDouble(), contextlib.nullcontext()):
-            with contextlib.suppress(Exception), subject.isolated(factor, torch.float64, train) as isolated, mode:
+            with contextlib.suppress(Exception), subject.isolated(factor, torch.float64, train, own) as isolated, mode:
                 return measure(isolated)
     return None
 

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,6 +61,17 @@ def _attributes(value: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def contents_of(held: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Containers and dictionaries of attributes among these objects, each with a shallow copy of what it holds."""
+    found: list[tuple[Any, Any]] = []
+    for value in held:
+        if isinstance(value, dict | list | set):
+            found.append((value, copy.copy(value)))
+        elif not isinstance(value, Tensor | types.FunctionType | types.MethodType | tuple | frozenset):
+            found.append((_attributes(value), dict(_attributes(value))))
+    return found
+
+
 class Snapshot:
     """Parameters, buffers, gradients, modes, hooks, attributes and random state; `restore` puts them back bit for bit.
 
@@ -71,22 +82,19 @@ class Snapshot:
     def __init__(self, model: Any):
         self.random = RandomState()
         self.tensors: list[tuple[Tensor, Tensor, Tensor, Tensor | None, bool]] = []
-        self.contents: list[tuple[Any, Any]] = []
-        for value in referenced(model):
+        held = list(referenced(model))
+        self.contents = contents_of(held)
+        for value in held:
             if isinstance(value, Tensor):
                 gradient = value.grad if value.is_leaf else None
                 self.tensors.append((value, value.data, value.data.clone(), gradient, value.requires_grad))
-            elif isinstance(value, dict | list | set):
-                self.contents.append((value, copy.copy(value)))
-            elif not isinstance(value, types.FunctionType | types.MethodType | tuple | frozenset):
-                self.contents.append((_attributes(value), dict(_attributes(value))))
         self.gradients = [(g, g.data, g.data.clone()) for _, _, _, g, _ in self.tensors if g is not None]
 
     @torch.no_grad()
     def restore(self) -> None:
         self.random.restore()
         for container, was in self.contents:
-            _refill(container, was)
+            refill(container, was)
         for gradient, data, values in self.gradients:  # casting a module casts its gradients too
             data.copy_(values)
             gradient.data = data
@@ -98,7 +106,7 @@ class Snapshot:
                 tensor.grad = wanted
 
 
-def _refill(container: Any, was: Any) -> None:
+def refill(container: Any, was: Any) -> None:
     """Give a container its former contents, without touching one that has them still."""
     if isinstance(container, dict):
         if [*map(id, container), *map(id, container.values())] != [*map(id, was), *map(id, was.values())]:

@@ -10,7 +10,7 @@ docs/doctor.md has an example of ten lines.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from glassformer.config.choices import ModelKind
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.arguments import InferenceParams, InternalCache, sizes_for
+from glassformer.doctor.subject.copies import Copies, SharedCopy, answered, n_bytes_of
 from glassformer.doctor.subject.declared import SPECIAL_ID, Declared
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
-from glassformer.doctor.subject.isolate import NoDropout, borrowed
+from glassformer.doctor.subject.isolate import NoDropout
 from glassformer.doctor.subject.snapshot import seed_torch
 from glassformer.shapes import Float, Int, Shaped
 
@@ -71,6 +72,13 @@ class Subject:
     """Device of the inputs of a model without parameters, such as a callable. Default: the CPU."""
     continuous: int | None = None
     """Longest input of which a top-k selection keeps every key; None where none is selected (see selection.py)."""
+
+    copies: Copies = field(default_factory=Copies, repr=False)
+    """Copies of the model that probes share."""
+    shared: SharedCopy | None = field(default=None, repr=False)
+    """Of an isolated subject: what is shared of its copy."""
+    repeats: bool = False
+    """The same call gives the same answer, whatever was called before: an answer may be used again."""
 
     def between_lengths(self) -> "Subject":
         """This subject, limited to inputs of which results may be compared between lengths."""
@@ -124,11 +132,23 @@ class Subject:
         return if_large if self.large else usual
 
     @contextlib.contextmanager
-    def isolated(self, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator["Subject"]:
-        """This subject with a copy of its model, in eval mode; see `isolate.borrowed`."""
+    def isolated(
+        self, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False, own: bool = False
+    ) -> Iterator["Subject"]:
+        """This subject with a copy of its model, in eval mode; see `isolate.borrowed`.
+
+        Probes share copies. One that writes to the weights asks for a copy of its `own`.
+        """
         dropping: Any = NoDropout() if self.mute else contextlib.nullcontext()
-        with borrowed(self.model, warm, dtype, train, self.in_place) as model, torch.no_grad(), dropping:
-            yield replace(self, model=model, look=(warm, dtype, train))
+        borrowing = self.copies.borrow(self.model, warm, dtype, train, self.in_place, own)
+        with borrowing as (model, shared), torch.no_grad(), dropping:
+            yield replace(self, model=model, look=(warm, dtype, train), copies=Copies(), shared=shared)
+
+    def answer(
+        self, what: Any, given: dict[str, Any], compute: Callable[[], Any], size: Callable[[Any], int] = n_bytes_of
+    ) -> Any:
+        """What `compute` returns for this input, computed once where a call repeats itself; see copies.py."""
+        return answered(self.shared if self.repeats else None, what, given, compute, size)
 
     def tokens(self, rows: int, length: int, seed: int = 0) -> Int[Tensor, "B T"]:
         """Random ids, none of them special: a padding id in the text would be a different question."""
@@ -166,7 +186,7 @@ class Subject:
 
     def logits(self, tokens: Int[Tensor, "B T"], **given: Any) -> Float[Tensor, "B T V"]:
         """Logits at every position. `mask` and `source_mask`: True = real. `source` belongs to an encoder-decoder."""
-        return self.call(tokens, **given)[0]
+        return self.answer("logits", {"tokens": tokens, **given}, lambda: self.call(tokens, **given)[0])
 
     def call(
         self, tokens: Int[Tensor, "B T"], cache: Any = None, with_cache: bool = False, **given: Any

@@ -55,7 +55,7 @@ def recorded(subject: Subject, exact: bool = False) -> Recording:
     """Record a plain forward pass. Raises Unsupported for a subject that is not a module."""
     if subject.module is None:
         raise Unsupported("not a module, so its weights are not known")
-    with subject.isolated() as isolated:
+    with subject.isolated(own=exact) as isolated:
         assert isolated.module is not None
         if exact:
             cast(isolated.module, torch.float64)
