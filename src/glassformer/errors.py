@@ -1,6 +1,5 @@
 """Errors that a user can cause, the checks that raise them, and what to install for an optional dependency."""
 
-import importlib.metadata
 import importlib.util
 import json
 import typing
@@ -96,9 +95,11 @@ def install(extra: str) -> str:
 
 def _origin() -> dict[str, dict[str, str]] | None:
     """Return where this distribution was installed from (direct_url.json); None: from an index."""
+    from importlib import metadata  # which takes as long to import as the rest of a small command
+
     try:
-        text = importlib.metadata.distribution("glassformer").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
+        text = metadata.distribution("glassformer").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
         return {}  # not installed at all: this is a checkout on the path
     return None if text is None else json.loads(text)
 

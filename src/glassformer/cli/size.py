@@ -7,7 +7,8 @@ from typing import Annotated, Any, get_args
 import tyro
 
 from glassformer.cli.common import InputError, Json, refuse_unused, terminal_width
-from glassformer.sizing import Dtype, Optimizer
+from glassformer.config.choices import Dtype
+from glassformer.config.optimizer import SizedOptimizer as Optimizer
 
 SIZES = {
     "a model": ("batch", "context", "source", "dtype", "optimizer", "set"),

@@ -11,6 +11,8 @@ from typing import Literal
 
 OptimizerKind = Literal["adamw", "muon"]
 """The optimizers of `glass train`."""
+SizedOptimizer = Literal[OptimizerKind, "sgd", "none"]
+"""The optimizers of a run file, and two for comparison of memory: plain SGD, and no optimizer step at all."""
 
 
 @dataclass(frozen=True)

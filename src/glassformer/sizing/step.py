@@ -8,14 +8,12 @@ autocast, averaged weights, accumulated gradients, head and loss in chunks, eval
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, assert_never, get_args
+from typing import assert_never, get_args
 
 from glassformer.config import ModelConfig
 from glassformer.config.choices import Recompute
-from glassformer.config.optimizer import OptimizerKind, rule_for
-
-Optimizer = Literal[OptimizerKind, "sgd", "none"]
-"""The optimizers of a run file, and two for comparison: plain SGD, and no optimizer step at all."""
+from glassformer.config.optimizer import SizedOptimizer as Optimizer
+from glassformer.config.optimizer import rule_for
 
 BYTES: dict[str, float] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
 """Bytes per number. int8 and int4 apply to weights only: activations and KV cache then count as bfloat16."""
