@@ -24,9 +24,10 @@ from glassformer.generation.request import (
 )
 from glassformer.generation.sampling import GREEDY, Sampling, checked, choose
 from glassformer.generation.speculate import Acceptance, Speculation, speculate
-from glassformer.generation.state import DecodeState, ends_with, evaluating, modules_of, one_thread
+from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
+from glassformer.model.transformer import modules_of
 from glassformer.shapes import Bool, Float
 
 

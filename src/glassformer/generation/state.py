@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from glassformer.generation.sampling import checked
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
+from glassformer.model.transformer import modules_of
 from glassformer.shapes import Bool, Float, Int
 
 Greedy = Callable[[Tensor, int], list[list[int]]]
@@ -234,14 +235,6 @@ def evaluating(*models: Model, parts: Sequence[nn.Module] | None = None) -> Iter
     finally:
         for module in training:
             module.training = True
-
-
-def modules_of(*models: nn.Module) -> list[nn.Module]:
-    """Return all modules of some models, a shared one more than once. `modules()` takes four times as long."""
-    found: list[nn.Module] = list(models)
-    for module in found:  # which grows meanwhile
-        found += [part for part in module._modules.values() if part is not None]
-    return found
 
 
 @contextmanager

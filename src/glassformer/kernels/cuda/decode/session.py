@@ -1,5 +1,6 @@
 """Decoding on a GPU: torch reads the prompts, the CUDA kernels compute every token after them."""
 
+import threading
 import weakref
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from glassformer.shapes import Float, Int
 CAPACITY_STEP = 256
 """Capacities are rounded up to a multiple of this, so that a generation of similar length reuses the last decoder."""
 
+_CHOOSING = threading.Lock()
+"""Held while a decoder is chosen: two threads must not get the same one."""
 _LAST: "weakref.WeakKeyDictionary[DecoderLM, tuple[Any, CudaDecoder | CudaBatch]]" = weakref.WeakKeyDictionary()
 """The decoder that was made last for each model, and (class, sequences, dtype, device) that it was made for."""
 
@@ -94,22 +97,24 @@ class BatchSession(Session):
 
 def persistent_session(model: DecoderLM, capacity: int, dtype: torch.dtype) -> PersistentSession:
     """Return a session for one sequence, compiled if it was not before."""
-    made = _reusable(model, CudaDecoder, 1, capacity, dtype)
-    if made is None:
-        _compile(model, [decoder.kernel_text(model, dtype)])
-        made = CudaDecoder(model, _rounded(capacity), dtype=dtype)
-        _LAST[model] = ((CudaDecoder, 1, dtype, model.device), made)
-    return _used(PersistentSession(model, made))
+    with _CHOOSING:
+        made = _reusable(model, CudaDecoder, 1, capacity, dtype)
+        if made is None:
+            _compile(model, [decoder.kernel_text(model, dtype)])
+            made = CudaDecoder(model, _rounded(capacity), dtype=dtype)
+            _LAST[model] = ((CudaDecoder, 1, dtype, model.device), made)
+        return _used(PersistentSession(model, made))
 
 
 def batch_session(model: DecoderLM, sequences: int, capacity: int, dtype: torch.dtype) -> BatchSession:
     """Return a session for any number of sequences, compiled if it was not before."""
-    made = _reusable(model, CudaBatch, sequences, capacity, dtype)
-    if made is None:
-        _compile(model, list(batch.kernel_texts(model, dtype).values()))
-        made = CudaBatch(model, sequences, _rounded(capacity), dtype)
-        _LAST[model] = ((CudaBatch, sequences, dtype, model.device), made)
-    return _used(BatchSession(model, made))
+    with _CHOOSING:
+        made = _reusable(model, CudaBatch, sequences, capacity, dtype)
+        if made is None:
+            _compile(model, list(batch.kernel_texts(model, dtype).values()))
+            made = CudaBatch(model, sequences, _rounded(capacity), dtype)
+            _LAST[model] = ((CudaBatch, sequences, dtype, model.device), made)
+        return _used(BatchSession(model, made))
 
 
 S = TypeVar("S", PersistentSession, BatchSession)

@@ -24,6 +24,7 @@ from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.model.cache import Cache
 from glassformer.model.context import NO_TAP
 from glassformer.model.moe import MoE
+from glassformer.model.transformer import modules_of
 from glassformer.shapes import Bool, Float, Int
 
 LONG_GRAPH = 8
@@ -207,10 +208,7 @@ def fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
 
     Each generation asks, so modules are walked without `parameters()`, which takes three times as long.
     """
-    modules: list[torch.nn.Module] = [model]
-    for module in modules:  # which grows meanwhile
-        modules += [part for part in module._modules.values() if part is not None]
-    parameters = (p for module in modules for p in module._parameters.values() if p is not None)
+    parameters = (p for module in modules_of(model) for p in module._parameters.values() if p is not None)
     return tuple((p.data_ptr(), p._version) for p in parameters)
 
 
