@@ -50,24 +50,24 @@ class Ranks:
         return bounds(length, self.rank, self.size)
 
     def copy(self, x: Tensor) -> Tensor:
-        return _exchange(x, lambda x: x.view_as(x), self.total)
+        return exchange(x, lambda x: x.view_as(x), self.total)
 
     def add(self, x: Tensor) -> Tensor:
-        return _exchange(x, self.total, lambda gradient: gradient)
+        return exchange(x, self.total, lambda gradient: gradient)
 
     def gather(self, x: Tensor, dim: int, length: int) -> Tensor:
-        return _exchange(x, lambda x: self.joined(x, dim, length), lambda gradient: self.summed_part(gradient, dim))
+        return exchange(x, lambda x: self.joined(x, dim, length), lambda gradient: self.summed_part(gradient, dim))
 
     def scatter(self, x: Tensor, dim: int) -> Tensor:
         length = x.shape[dim]
-        return _exchange(x, lambda x: self.summed_part(x, dim), lambda gradient: self.joined(gradient, dim, length))
+        return exchange(x, lambda x: self.summed_part(x, dim), lambda gradient: self.joined(gradient, dim, length))
 
     def join(self, x: Tensor, dim: int, length: int) -> Tensor:
-        return _exchange(x, lambda x: self.joined(x, dim, length), lambda gradient: self.own(gradient, dim))
+        return exchange(x, lambda x: self.joined(x, dim, length), lambda gradient: self.own(gradient, dim))
 
     def part(self, x: Tensor, dim: int) -> Tensor:
         length = x.shape[dim]
-        return _exchange(x, lambda x: self.own(x, dim), lambda gradient: self.joined(gradient, dim, length))
+        return exchange(x, lambda x: self.own(x, dim), lambda gradient: self.joined(gradient, dim, length))
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum of the ranks' tensors. Without gradients."""
@@ -134,6 +134,7 @@ class _Exchange(torch.autograd.Function):
         return ctx.partner(gradient), None, None
 
 
-def _exchange(x: Tensor, function: Function, partner: Function) -> Tensor:
+def exchange(x: Tensor, function: Function, partner: Function) -> Tensor:
+    """Return `function(x)`; the gradient of x is `partner` of the gradient of the result."""
     out: Tensor = _Exchange.apply(x, function, partner)
     return out
