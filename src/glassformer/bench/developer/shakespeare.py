@@ -27,6 +27,7 @@ from glassformer.bench.peers.nanogpt import training_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.loop import prepare_state, stepper
 from glassformer.training.objective import make_batch
+from glassformer.training.optimizers import evaluating
 from glassformer.training.run import read_run, with_model
 
 
@@ -148,12 +149,8 @@ def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[s
 
     def check() -> float:
         state.settle()
-        if state.average is not None:
-            state.average.swap(state.model)
-        loss = validation(full, data[1], run.context, str(state.device))
-        if state.average is not None:
-            state.average.swap(state.model)
-        return loss
+        with evaluating(state.model, state.average):
+            return validation(full, data[1], run.context, str(state.device))
 
     return Contender(step, check, state.model, run.loop.steps, str(state.device))
 
