@@ -13,7 +13,8 @@ Fused kernels that recompute the scores in the backward pass need one more matmu
 import math
 from dataclasses import dataclass
 
-from glassformer.config import EncoderConfig, FeedForward, Gated, ModelConfig, MoE, NoFeedForward, Seq2SeqConfig
+from glassformer.config import EncoderConfig, ModelConfig, Seq2SeqConfig
+from glassformer.sizing.formulas import flop_formulas
 from glassformer.sizing.parameters import active, idle, parameters, stacks
 
 DEFAULT_CONTEXT = 512
@@ -61,8 +62,15 @@ def flops(config: ModelConfig, batch: int = 1, context: int | None = None, sourc
     `source` is the length of the encoder input in an encoder-decoder. Default: the same as `context`.
     """
     T, S = lengths(config, context, source)
-    full, needed = _parts(config, batch, T, S, masked=False), _parts(config, batch, T, S, masked=True)
-    return Flops(batch, T, S, full, needed, _rule(config, batch, T, S))
+    forward = {part: found.total for part, found in flop_formulas(config, batch, T, S).items()}
+    pairs = sum(
+        attended_pairs(S if stack == "encoder" and S else T, config.window(layer), causal=stack == "decoder")
+        for stack, n_layers in stacks(config).items()
+        for layer in range(n_layers)
+    )
+    scores = 2 * batch * config.n_heads * pairs
+    needed = forward | {"scores": scores * config.d_head, "mix": scores * config.d_value}
+    return Flops(batch, T, S, forward, needed, _rule(config, batch, T, S))
 
 
 def decode_flops(config: ModelConfig, context: int | None = None, source: int | None = None) -> dict[str, int]:
@@ -74,27 +82,16 @@ def decode_flops(config: ModelConfig, context: int | None = None, source: int | 
     """
     _refuse_encoder(config)
     T, S = lengths(config, context, source)
-    H, K, U = config.n_heads, config.d_head, config.d_value
-    L = config.n_layers
-    seen = sum(min(T, config.window(layer) or T) for layer in range(L))
-    keys, values = K, U
-    if config.attention.latent is not None:  # the absorbed form: keys and values of all heads are the cached vectors
-        keys, values = (
-            config.attention.latent.d_shared + config.attention.latent.kv_rank,
-            config.attention.latent.kv_rank,
-        )
-    parts = {
-        "projections": 2 * L * _projection_weights(config),
-        "scores": 2 * H * keys * seen,
-        "mix": 2 * H * values * seen,
-        "feedforward": 2 * _feedforward_weights(config, L),
-        "head": 2 * _head_weights(config),
-    }
-    if config.embedding.width is not None:
-        parts["embedding"] = 2 * _embedding_weights(config)
+    H, keys, values = config.n_heads, config.d_head, config.d_value
+    if (latent := config.attention.latent) is not None:
+        # the absorbed form: keys and values of all heads are the cached vectors
+        keys, values = latent.d_shared + latent.kv_rank, latent.kv_rank
+    seen = sum(min(T, config.window(layer) or T) for layer in range(config.n_layers))
+    # one token, and none of the source, whose keys and values are cached
+    parts = {part: found.total for part, found in flop_formulas(config, 1, 1, 0).items()}
+    parts |= {"scores": 2 * H * keys * seen, "mix": 2 * H * values * seen}
     if S:
-        parts["cross_projections"] = 2 * L * config.d_model * H * (K + U)  # q and o; k and v are cached
-        parts["cross_scores"] = 2 * L * H * (K + U) * S
+        parts["cross_scores"] = 2 * config.n_layers * H * (config.d_head + config.d_value) * S
     return parts
 
 
@@ -132,81 +129,6 @@ def attended_pairs(T: int, window: int | None, causal: bool) -> int:
     """
     W = min(window or T, T)
     return W * (W + 1) // 2 + (T - W) * W if causal else T * (2 * W - 1) - W * (W - 1)
-
-
-def _parts(config: ModelConfig, batch: int, T: int, S: int, masked: bool) -> dict[str, int]:
-    D, H, G, K, U = config.d_model, config.n_heads, config.n_kv_heads, config.d_head, config.d_value
-    parts = dict.fromkeys(("projections", "scores", "mix", "feedforward", "head"), 0)
-    for stack, n_blocks in stacks(config).items():
-        length = S if stack == "encoder" and S else T
-        tokens = batch * length
-        pairs = n_blocks * length**2
-        if masked:
-            windows = [config.window(layer) for layer in range(n_blocks)]
-            pairs = sum(attended_pairs(length, W, causal=stack == "decoder") for W in windows)
-        parts["projections"] += 2 * tokens * n_blocks * _projection_weights(config)
-        parts["scores"] += 2 * batch * H * K * pairs
-        parts["mix"] += 2 * batch * H * U * pairs
-        parts["feedforward"] += 2 * tokens * _feedforward_weights(config, n_blocks)
-        if config.embedding.width is not None:
-            parts["embedding"] = parts.get("embedding", 0) + 2 * tokens * _embedding_weights(config)
-    parts["head"] = 2 * batch * T * _head_weights(config)
-    if S:
-        q_o, k_v = D * H * (K + U), D * G * (K + U)  # weights applied to the target, and to the source
-        parts["cross_projections"] = 2 * batch * config.n_layers * (T * q_o + S * k_v)
-        parts["cross_scores"] = 2 * batch * config.n_layers * H * (K + U) * T * S
-    return parts
-
-
-def _projection_weights(config: ModelConfig) -> int:
-    """Return the number of weights in q, k, v and o of one block: D·(H·K + G·K + G·U + H·U).
-
-    With latent attention: D·(Q + C + R + H·U) + Q·H·K + C·H·(K - R + U), with D·H·K for the first and the last Q terms
-    if queries have no low-rank vector.
-    """
-    H, G, K, U = config.n_heads, config.n_kv_heads, config.d_head, config.d_value
-    if (latent := config.attention.latent) is not None:
-        D, C, R = config.d_model, latent.kv_rank, latent.d_shared
-        queries = D * H * K if latent.q_rank is None else latent.q_rank * (D + H * K)
-        return queries + D * (C + R + H * U) + C * H * (K - R + U)
-    return config.d_model * (H * K + G * K + G * U + H * U)
-
-
-def _feedforward_weights(config: ModelConfig, n_blocks: int) -> int:
-    """Return the number of feed-forward weights that one token uses in all blocks of a stack."""
-    return sum(block_weights(config.layer_feedforward(layer), config.d_model) for layer in range(n_blocks))
-
-
-def block_weights(part: FeedForward, D: int) -> int:
-    """Return the number of feed-forward weights that one token uses in a block.
-
-    2·D·F if dense, 3·D·F if gated; with experts A times that, plus D·E for the router and the weights of a shared
-    expert and its gate; 0 without a feed-forward.
-    """
-    match part:
-        case NoFeedForward():
-            return 0
-        case MoE():
-            shared = 0 if part.shared is None else block_weights(part.shared, D) + D * part.shared_gate
-            return part.n_active * block_weights(part.expert, D) + D * part.n_experts + shared
-        case _:
-            return (3 if isinstance(part, Gated) else 2) * D * part.d_ff
-
-
-def _head_weights(config: ModelConfig) -> int:
-    """Return the number of weights in the matmuls of the head: D·V, plus D² with a transform, whether tied or not.
-
-    With `head.width` W: W·V + W·D.
-    """
-    if config.head is None:
-        return 0
-    W = config.head_width
-    return W * config.vocab_size + (W * config.d_model if config.head.has_transform else 0)
-
-
-def _embedding_weights(config: ModelConfig) -> int:
-    """Return the number of weights in the matmul that projects a factorized embedding to D; 0 without one."""
-    return config.d_model * (config.embedding.width or 0)
 
 
 def _rule(config: ModelConfig, batch: int, T: int, S: int) -> int:

@@ -278,7 +278,7 @@ def _norm_terms(config: ModelConfig) -> list[Term]:
 
 
 def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) -> dict[str, Formula]:
-    """Return the formula of each part (as in `Flops.forward`), with all T·S scores computed."""
+    """Return the formula of each part of a forward pass with all T·S scores computed. `flops` has its numbers here."""
     values = letters(config, batch, context, source)
     values |= {"width": config.embedding_width, "output": config.head_width}
     both = isinstance(config, Seq2SeqConfig)
