@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from glassformer.config import ModelConfig, presets
 from glassformer.sizing import count_by_part, parameters
-from glassformer.sizing.formulas import flop_formulas, formula, letters, parameter_formulas, widths
+from glassformer.sizing.flops import flop_formulas, formula, letters, widths
+from glassformer.sizing.formulas import parameter_formulas
 from tests import variants
 from tests.sampled import examples
 
