@@ -248,8 +248,8 @@ NOT_NATIVE = {
         for name in CHANGES
         if name.startswith("feedforward.shared") or name.endswith((".limit", ".up_offset"))
     },
-    **{name: {"native attention", "native linear", "native feed-forward"} for name in NEVER},
-    "attention.d_head": {"native attention", "native linear"},
+    **{name: {"native attention", "native feed-forward"} for name in NEVER},
+    "attention.d_head": {"native attention"},
 }
 """The CPU kernels that refuse a change."""
 
@@ -360,7 +360,7 @@ needs_compiler = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compi
 def test_a_cpu_kernel_refuses_a_change_or_computes_it(name):
     same, installed = agrees(name)
     assert same
-    assert set(installed) == {"native attention", "native linear", "native feed-forward"} - NOT_NATIVE.get(name, set())
+    assert set(installed) == {"native attention", "native feed-forward"} - NOT_NATIVE.get(name, set())
 
 
 FAULTS = {

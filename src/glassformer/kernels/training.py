@@ -119,7 +119,6 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
     "CUDA AdamW": EVERYTHING | ELSEWHERE | any_values("feedforward.down_bias"),
     "frozen matmuls": EVERYTHING | ELSEWHERE | any_values("feedforward.down_bias"),
     "native attention": EVERYTHING,
-    "native linear": EVERYTHING,
     "native feed-forward": EVERYTHING
     | {
         "feedforward": {"dense", "moe"},
@@ -228,29 +227,20 @@ def _native_attention(config: ModelConfig, request: TrainingRequest) -> str | No
     return None if cxx.compiler() else "no C++ compiler was found"
 
 
-def _native_matmul(config: ModelConfig, request: TrainingRequest) -> str | None:
-    """Why the kernels with matmuls are not used. The rule is measured (docs/benchmarks_history.md).
-
-    On Intel processors torch's matmuls are faster (12 to 16 % of a step). On AMD processors ours are faster with
-    AVX-512, and with AVX2 for models up to 128 wide (10 to 18 %), but not for wider ones.
-    """
-    if request.dtype is not torch.float32:
-        return f"matmuls are in {request.dtype}, not in float32"
-    if cxx.is_intel() or (cxx.register_bits() != 512 and config.d_model > 128):
-        return "torch's matmuls are faster on this processor (docs/benchmarks_history.md)"
-    return None
-
-
-def _native_linear(config: ModelConfig, request: TrainingRequest) -> str | None:
-    return _native_matmul(config, request) or _native_attention(config, request)
+WIDEST_FEEDFORWARD = {512: 384, 256: 128}
+"""By the bits of the vector registers: the widest model whose feed-forward is faster in the kernel than in torch on an
+AMD processor. On Intel processors torch's matmuls are faster (docs/benchmarks_history.md)."""
 
 
 def _native_feedforward(config: ModelConfig, request: TrainingRequest) -> str | None:
     if config.d_model % WIDE or config.d_ff % (2 * WIDE):
         return f"d_model={config.d_model} and d_ff={config.d_ff} are not multiples of {WIDE} and {2 * WIDE}"
+    if request.dtype is not torch.float32:
+        return f"matmuls are in {request.dtype}, not in float32"
+    if cxx.is_intel() or config.d_model > WIDEST_FEEDFORWARD.get(cxx.register_bits(), 0):
+        return "torch's matmuls are faster at this width on this processor (docs/benchmarks_history.md)"
     # the widths of the heads, and positions that go by them, do not matter
-    widths = c.replace(config, d_head=WIDE, d_value=WIDE, position=c.NoPosition())
-    return _native_matmul(config, request) or _native_attention(widths, request)
+    return _native_attention(c.replace(config, d_head=WIDE, d_value=WIDE, position=c.NoPosition()), request)
 
 
 def _frozen(config: ModelConfig, request: TrainingRequest) -> str | None:
@@ -309,8 +299,6 @@ TRAINING_KERNELS: tuple[Kernel, ...] = (
     _kernel("frozen matmuls", "model.adapters.AdaptedLinear, frozen nn.Linear, the frozen head", _frozen, FLOAT32,
             "cpu/training/test_frozen"),
     _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules"),
-    _kernel("native linear", "projections of model.attention.Attention", _native_linear, FLOAT32,
-            "cpu/training/test_modules"),
     _kernel("native feed-forward", "model.layers.Dense", _native_feedforward, FLOAT32,
             "cpu/training/test_modules"),
 )  # fmt: skip
@@ -324,7 +312,6 @@ REPLACEMENTS: dict[str, Callable[[Model], Iterator[Replacement]]] = {
     "grouped experts": experts.replacements,
     "frozen matmuls": frozen.frozen_replacements,
     "native attention": modules.attention_replacements,
-    "native linear": modules.linear_replacements,
     "native feed-forward": modules.dense_replacements,
 }
 

@@ -47,6 +47,7 @@ def _plain_squares(tensors: list[torch.Tensor], sampled: bool) -> torch.Tensor:
 PARTS: dict[str, Callable[[], None]] = {
     "CUDA loss": lambda: setattr(kernels, "head_kernel", lambda device, dtype, float8: None),
     "CUDA Muon": lambda: setattr(kernels, "muon_kernel", lambda matrices, rate: None),
+    "CUDA AdamW": lambda: setattr(kernels, "adamw_kernel", lambda optimizer: None),
     "float8 head: the loss": lambda: setattr(fp8, "loss_gradients", _plain_float8_loss),
     "float8: mean squares": lambda: setattr(fp8, "square_parts", _plain_squares),
 }

@@ -22,15 +22,15 @@ from glassformer.weights.hf.common import (
     TIED,
     UNTIED,
     classes,
-    eps,
+    qk_norm,
     rope,
     sizes,
 )
 from glassformer.weights.hf.experts import Mixture, TwoWay, after_first, expert_rows, shared_times
-from glassformer.weights.hf.layers import FULL, SLIDING, Windows
+from glassformer.weights.hf.layers import Windows, from_layer
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
 from glassformer.weights.hf.layouts import LLAMA, OURS, PRE_NORMS, Block, names
-from glassformer.weights.keys import SIZES, WIDTH, Derived, Values, activation, describe, flag, max_len, only
+from glassformer.weights.keys import SIZES, WIDTH, Values, activation, describe, eps, flag, max_len, only
 from glassformer.weights.rope import read_rope, write_rope
 
 
@@ -107,12 +107,6 @@ class LatentKeys:
             growth = math.sqrt(config.scale * math.sqrt(config.d_head)) - 1
             weight = growth / (0.1 * math.log(position.scaling.factor))
             data["rope_parameters"]["mscale_all_dim"] = data["rope_scaling"]["mscale_all_dim"] = weight
-
-
-def by_depth(n: int, source: Source) -> list[str]:
-    """Windows from layer `max_window_layers` on."""
-    first = source.integer("max_window_layers", 62)
-    return [SLIDING if i >= first and source.data.get("sliding_window", 4096) else FULL for i in range(n)]
 
 
 MOE_NAMES: Block = {
@@ -244,7 +238,7 @@ DOTS1 = describe(
     {**RMS, "attention": {"qk_norm": {"kind": "rms_norm"}}},
     (
         *(*sizes(2048, n_kv_heads=32), eps(1e-6), QK_NORM_EPS, ATTENTION_BIAS, UNTIED, rope()),
-        Windows(4096, by_depth),
+        Windows(4096, from_layer(62)),
         Mixture(
             *SIZES_OF_EXPERTS,
             normalize=("norm_topk_prob", False),
@@ -261,11 +255,7 @@ GLM4_MOE = describe(
     {**RMS, "attention": {"out_bias": False}},
     (
         *(*sizes(131072, n_kv_heads=8), eps(1e-5), ATTENTION_BIAS, UNTIED, rope(fraction=0.5)),
-        flag("use_qk_norm", "_qk_norm", False, get=lambda config: config.attention.qk_norm is not None),
-        Derived(
-            "attention.qk_norm",
-            lambda values: {"kind": "rms_norm", "eps": values["norm.eps"]} if values["_qk_norm"] else None,
-        ),
+        *qk_norm("use_qk_norm", {"kind": "rms_norm"}),
         Mixture(
             *(("n_routed_experts", 128), ("num_experts_per_tok", 8), ("moe_intermediate_size", 1408)),
             aliases=("num_local_experts",),

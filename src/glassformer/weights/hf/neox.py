@@ -19,10 +19,10 @@ from glassformer.weights.keys import (
     Values,
     activation,
     describe,
+    eps,
     flag,
     integer,
     max_len,
-    number,
     same,
 )
 
@@ -53,7 +53,7 @@ NEOX = describe(
     {**LAYER_NORM, **DENSE},
     (
         *(*SIZES, WIDTH, INIT, max_len(2048), activation("hidden_act", "gelu")),
-        number("layer_norm_eps", "norm.eps", 1e-5),
+        eps(1e-5, "layer_norm_eps"),
         flag("use_parallel_residual", "placement", True, "parallel_two", "pre"),
         flag("attention_bias", "attention.bias", True),
         Rope(fraction=0.25, old={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}),
@@ -85,7 +85,7 @@ GPT2_SIZES = (
     integer("n_head", "attention.n_heads", aliases=("num_attention_heads",)),
     integer("n_inner", "feedforward.d_ff", lambda values: 4 * values["d_model"], null=same, get=lambda cfg: cfg.d_ff),
     INIT,
-    number("layer_norm_epsilon", "norm.eps", 1e-5),
+    eps(1e-5, "layer_norm_epsilon"),
 )
 GPTJ_KEYS = (
     *(*GPT2_SIZES, max_len(2048, "n_positions"), activation("activation_function", "gelu_new"), RotaryDim()),

@@ -12,10 +12,10 @@ from glassformer.weights.hf.common import (
     GATED,
     QK_NORM_EPS,
     RMS,
+    SAME_BIAS,
     TIED,
     UNTIED,
     classes,
-    eps,
     rope,
     sizes,
 )
@@ -23,7 +23,7 @@ from glassformer.weights.hf.experts import Mixture, TwoWay, expert_rows, fixed, 
 from glassformer.weights.hf.layers import Rope
 from glassformer.weights.hf.layouts import ATTENTION, OURS, PRE_NORMS, QK_NORMS, names
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
-from glassformer.weights.keys import Derived, Values, describe, flag
+from glassformer.weights.keys import Derived, Values, describe, eps, flag
 
 SHARED = ("gate", "up", "down")
 
@@ -91,7 +91,7 @@ ERNIE_MOE = describe(
     (
         *(*sizes(131072, n_kv_heads=4), eps(1e-5), TIED, rope(500000.0, pairing="interleaved")),
         flag("use_bias", "attention.bias", False),
-        Derived("feedforward.bias", lambda values: values["attention.bias"]),
+        SAME_BIAS,
         Derived("head.bias", lambda values: values["attention.bias"]),
         Mixture(
             *(("moe_num_experts", 64), ("moe_k", 6), ("moe_intermediate_size", 1536)),

@@ -80,16 +80,17 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Ids:
-    """Defaults of token ids. The decoder starts with `bos_token_id` if config.json names no other id, as in generate()
-    of transformers."""
+    """Defaults of token ids."""
 
     ids: Mapping[str, int | None]
+    start: str = "bos"
+    """The token with which the decoder starts if config.json names no other; `bos` in generate() of transformers."""
 
     def read(self, source: Source, values: Values) -> None:
         for name, value in self.ids.items():
             source.data.setdefault(f"{name}_token_id", value)
         if source.generation.get("decoder_start_token_id", source.data.get("decoder_start_token_id")) is None:
-            source.data["decoder_start_token_id"] = source.data.get("bos_token_id")
+            source.data["decoder_start_token_id"] = source.data.get(f"{self.start}_token_id")
             source.generation.pop("decoder_start_token_id", None)
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassformer.kernels.cpu.training.functions import attention, feed_forward, linear
+from glassformer.kernels.cpu.training.functions import attention, feed_forward
 from glassformer.kernels.toolchain import cxx
 from tests.sampled import examples
 
@@ -135,34 +135,6 @@ def test_the_feed_forward_is_the_definition_and_so_are_its_gradients(n, width, h
     assert_close(outcome(ours, inputs, d_out, torch.float32), exact, torch.float32, n + hidden + width)
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(
-    n=st.integers(1, 420), width=st.sampled_from([16, 48, 128, 400]), biased=st.booleans(), seed=st.integers(0, 99),
-    sizes=st.lists(st.sampled_from([16, 32, 48, 112, 208, 400]), min_size=1, max_size=3),
-)  # fmt: skip
-def test_linear_layers_of_one_input_are_the_definition_and_so_are_their_gradients(n, width, biased, seed, sizes):
-    x, d_out = draw(seed, 2, n, width), draw(seed + 1, 2, n, sum(sizes))
-    weights = [draw(seed + 2 + i, size, width) * width**-0.5 for i, size in enumerate(sizes)]
-    biases = [draw(seed + 9 + i, size) if biased and i != 1 else None for i, size in enumerate(sizes)]
-    count = len(sizes)
-
-    def plain(x, *given):
-        return torch.cat([F.linear(x, w, b) for w, b in zip(given[:count], given[count:], strict=True)], -1)
-
-    def ours(x, *given):
-        return torch.cat(linear(x, given[:count], given[count:]), -1)
-
-    exact = outcome(plain, (x, *weights, *biases), d_out, torch.float64)
-    found = outcome(ours, (x, *weights, *biases), d_out, torch.float32)
-    assert_close(found, exact, torch.float32, 2 * n + width + sum(sizes))
-
-
-def test_linear_layers_of_tensors_that_lie_otherwise():
-    x, weight = draw(0, 16, 5, 7).permute(2, 1, 0), draw(1, 16, 32).T
-    wanted, found = F.linear(x, weight), linear(x, [weight], [None])[0]
-    assert float((wanted - found).abs().max()) < 1e-5
-
-
 @pytest.mark.parametrize("tanh", [False, True])
 def test_the_gelu_of_every_size_of_number(tanh):
     """Through identity matrices the feed-forward is the GELU itself: exact to a rounding from -30 to 30."""
@@ -188,9 +160,6 @@ def test_the_same_bits_every_time_with_any_number_of_threads(threads):
         q = draw(3, 2, 2, 70, 16)
         runs = [
             outcome(lambda *a: feed_forward(a[0], a[1], None, a[2], None, False), (x, up, down), x, torch.float32)
-            + outcome(
-                lambda *a: sum(linear(a[0], [a[1], a[1]], [None, None])), (x, up), draw(4, 500, 96), torch.float32
-            )
             + outcome(lambda q: attention(q, q, q, 0.3, True), (q,), q, torch.float32)
             + outcome(lambda q: attention(q, q, q, 0.3, True), (q,), q, torch.bfloat16)
             for _ in range(2)

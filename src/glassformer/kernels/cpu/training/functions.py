@@ -1,14 +1,12 @@
 """The CPU kernels as autograd functions with first derivatives."""
 
-import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glassformer.kernels.cpu.training.library import MOST_LAYERS, FeedForward, Heads, Layers, Task, load
+from glassformer.kernels.cpu.training.library import FeedForward, Heads, Task, load
 from glassformer.shapes import Float
 
 WIDE = 16
@@ -33,14 +31,6 @@ def feed_forward(
 ) -> Float[Tensor, "*n D"]:
     """Return down(gelu(up(x))) in float32, with the exact GELU or its tanh form."""
     out: Tensor = _FeedForward.apply(x, up, up_bias, down, down_bias, tanh)
-    return out
-
-
-def linear(
-    x: Float[Tensor, "*n D"], weights: Sequence[Float[Tensor, "_ D"]], biases: Sequence[Tensor | None]
-) -> tuple[Tensor, ...]:
-    """Return x W^T + b of up to three layers in float32."""
-    out: tuple[Tensor, ...] = _Linear.apply(x, *weights, *biases)
     return out
 
 
@@ -100,38 +90,6 @@ class _FeedForward(torch.autograd.Function):
         load().glass_feed(FeedForward(*map(_at, given), len(pre), *up.shape[::-1], ctx.tanh), 1)
         d_down_bias = d_out.flatten(0, -2).sum(0) if ctx.biased[1] else None
         return d_x, d_up, d_up_bias, d_down, d_down_bias, None
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> tuple[Tensor, ...]:
-        x, weights, biases = x.contiguous(), given[: len(given) // 2], given[len(given) // 2 :]
-        matrices = [w.contiguous() for w in weights if w is not None]
-        out = [x.new_empty(*x.shape[:-1], len(w)) for w in matrices]
-        _run_layers(0, x, weight=matrices, bias=biases, out=out)
-        ctx.save_for_backward(x, *matrices)
-        ctx.biased = [b is not None for b in biases]
-        return tuple(out)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, *matrices = ctx.saved_tensors
-        dys = [g.contiguous() for g in gradients]
-        d_x, d_weights = torch.empty_like(x), [torch.empty_like(w) for w in matrices]
-        _run_layers(1, x, weight=matrices, gradient=dys, d_weight=d_weights, d_x=d_x)
-        sums = (dy.flatten(0, -2).sum(0) if biased else None for dy, biased in zip(dys, ctx.biased, strict=True))
-        return d_x, *d_weights, *sums
-
-
-def _run_layers(
-    backward: int, x: Tensor, weight: list[Tensor], d_x: Tensor | None = None, **lists: Sequence[Tensor | None]
-) -> None:
-    given = Layers(x=x.data_ptr(), d_x=_at(d_x), n=x.numel() // x.shape[-1], width=x.shape[-1], count=len(weight))
-    given.size = (ctypes.c_int64 * MOST_LAYERS)(*map(len, weight))
-    for name, tensors in {"weight": weight, **lists}.items():
-        setattr(given, name, (ctypes.c_void_p * MOST_LAYERS)(*map(_at, tensors)))
-    load().glass_linear(given, backward)
 
 
 def _at(tensor: Tensor | None) -> int | None:

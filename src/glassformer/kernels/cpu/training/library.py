@@ -41,32 +41,13 @@ class FeedForward(ctypes.Structure):
     ]
 
 
-MOST_LAYERS = 3
-"""Largest number of linear layers that read one input."""
-
-
-class Layers(ctypes.Structure):
-    """Arguments of linear layers of one input, forward and backward."""
-
-    _fields_ = [
-        ("x", ctypes.c_void_p),
-        *((name, ctypes.c_void_p * MOST_LAYERS) for name in ("weight", "bias", "out", "gradient")),
-        ("d_x", ctypes.c_void_p),
-        ("d_weight", ctypes.c_void_p * MOST_LAYERS),
-        ("n", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("size", ctypes.c_int64 * MOST_LAYERS),
-        ("count", ctypes.c_int32),
-    ]
-
-
 FUNCTIONS = {
     f"glass_{name}": (None, [ctypes.POINTER(structure), ctypes.c_int32])
-    for name, structure in (("attention", Task), ("feed", FeedForward), ("linear", Layers))
+    for name, structure in (("attention", Task), ("feed", FeedForward))
 }
 
 
 @cache
 def load() -> ctypes.CDLL:
     """Return the library, compiled if necessary. Raise CompileError if that fails."""
-    return cxx.load(SOURCE, FLAGS, (Task, FeedForward, Layers), FUNCTIONS)
+    return cxx.load(SOURCE, FLAGS, (Task, FeedForward), FUNCTIONS)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer import config as c
-from glassformer.kernels.cpu.training.functions import WIDE, attention, feed_forward, linear
-from glassformer.kernels.replacement import JoinedAttention, Replacement
+from glassformer.kernels.cpu.training.functions import attention, feed_forward
+from glassformer.kernels.replacement import Replacement
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
 from glassformer.model.context import AttentionContext
@@ -20,35 +20,8 @@ def supports_call(x: Tensor, *parameters: Tensor) -> bool:
     return not autocast and x.numel() > 0 and all(t.dtype is torch.float32 for t in (x, *parameters))
 
 
-def has_supported_widths(layer: nn.Linear) -> bool:
-    """Return whether both widths of a layer are multiples of the vector width of the kernels."""
-    return layer.weight.shape[0] % WIDE == layer.weight.shape[1] % WIDE == 0
-
-
-class NativeLinear(nn.Linear):
-    """A linear layer whose training step in float32 is one kernel call."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not supports_call(x, self.weight):
-            return super().forward(x)
-        return linear(x, [self.weight], [self.bias])[0]
-
-
-class NativeAttention(JoinedAttention):
-    """Attention whose heads are computed by a kernel in training, without dropout and without a mask.
-
-    Where `projects` is set, and in float32, queries, keys and values are one kernel call, too.
-    """
-
-    projects: bool = False
-
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        layers = (self.q, self.k, self.v)
-        if not self.projects or not all(
-            has_supported_widths(layer) and supports_call(x, layer.weight) for layer in layers
-        ):
-            return tuple(layer(x) for layer in layers)
-        return linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
+class NativeAttention(Attention):
+    """Attention whose heads are computed by a kernel in training, without dropout and without a mask."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, tap: Tap, after: Tensor | None = None
@@ -84,15 +57,6 @@ def dense_spec(config: c.ModelConfig) -> c.Dense | c.Gated | c.NoFeedForward:
 def attention_replacements(model: Model) -> Iterator[Replacement]:
     """Yield every attention of a model, cross-attention included."""
     yield from (Replacement(m, NativeAttention) for m in model.modules() if type(m) is Attention)
-
-
-def linear_replacements(model: Model) -> Iterator[Replacement]:
-    """Yield the attention whose heads a kernel computes, to use the kernel for its projections as well."""
-    for module in model.modules():
-        if isinstance(module, NativeAttention):
-            yield Replacement(module, NativeAttention, {"projects": True})
-            if has_supported_widths(module.o):
-                yield Replacement(module.o, NativeLinear)
 
 
 def dense_replacements(model: Model) -> Iterator[Replacement]:

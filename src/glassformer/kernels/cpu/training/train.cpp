@@ -1,7 +1,6 @@
 // Kernels of a training step on a CPU, called from Python through ctypes.
 #include "attention.h"
 #include "feedforward.h"
-#include "linear.h"
 #include "pairs.h"
 
 extern "C" {
@@ -11,18 +10,13 @@ void glass_feed(const FeedForward* feed, int32_t backward) {
     else feed_forward(*feed);
 }
 
-void glass_linear(const Layers* layers, int32_t backward) {
-    if (backward) linear_backward(*layers);
-    else linear_forward(*layers);
-}
-
 void glass_attention(const Task* task, int32_t backward) {
     if (task->is_bf16) attention<bf16>(*task, backward);
     else attention<float>(*task, backward);
 }
 
 int64_t glass_sizes(int32_t what) {
-    const int64_t sizes[] = {sizeof(Task), sizeof(FeedForward), sizeof(Layers)};
+    const int64_t sizes[] = {sizeof(Task), sizeof(FeedForward)};
     return sizes[what];
 }
 }
