@@ -71,7 +71,7 @@ def test_breaking_a_claim_turns_it_and_that_is_success(capsys):
 
 def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatch):
     def fails(lab):
-        yield lab.numerical("size", 2.0, 1.0, "it must be small")
+        yield lab.numerical("size", 2.0, 1.0)
 
     def crashes(lab):
         raise RuntimeError("oh no")
@@ -81,7 +81,7 @@ def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatc
         yield lab.skipped("by z3", Kind.EXACT, "z3 is not installed", "install it")
 
     for check, words in (
-        (fails, "it must be small"),
+        (fails, "size: the reason for size"),
         (crashes, "crashed: RuntimeError: oh no"),
         (nothing, "z3 is not"),
     ):
@@ -97,7 +97,7 @@ def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatc
 
 def test_a_control_that_does_not_turn_is_exit_1(capsys, monkeypatch):
     def stubborn(lab):
-        yield lab.exact("always", True, "so it is")
+        yield lab.exact("always", True)
 
     with invented(monkeypatch, stubborn):
         code, out, _ = run(capsys, "check", "invented", "--break")

@@ -1,12 +1,16 @@
 """A formula on the sheet has the value next to it, for every variant."""
 
+import math
+from fractions import Fraction
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from glassformer.config import ModelConfig, presets
-from glassformer.sizing import count_by_part, flops
-from glassformer.sizing.formulas import flop_formulas, formula, letters, parameter_formulas, widths
+from glassformer.sizing import count_by_part, parameters
+from glassformer.sizing.flops import flop_formulas, formula, letters, widths
+from glassformer.sizing.formulas import parameter_formulas
 from tests import variants
 from tests.sampled import examples
 
@@ -23,12 +27,19 @@ def test_parameter_formulas_have_the_value_of_the_count(config: ModelConfig):
     assert {part: formulas[part].total if part in formulas else 0 for part in counts} == counts
 
 
-@given(CONFIGS, st.integers(1, 7), st.integers(1, 50), st.integers(1, 50))
+@given(variants.decoders | variants.encoders, st.integers(1, 7), st.integers(1, 50))
 @settings(max_examples=examples(100))
-def test_flop_formulas_have_the_value_of_the_count(config: ModelConfig, batch, context, source):
-    work = flops(config, batch, context, source if config.kind == "seq2seq" else None)
-    formulas = flop_formulas(config, batch, work.context, work.source)
-    assert {part: formulas[part].total for part in work.forward} == work.forward
+def test_a_token_costs_two_flops_for_each_weight_of_the_matrices_that_it_uses(config: ModelConfig, batch, context):
+    matrices = {name: shape for name, shape in parameters(config).items() if len(shape) == 2 and "norm" not in name}
+    blocks = {name: shape for name, shape in matrices.items() if ".blocks." in name}
+    assume(len({name.split(".")[2] for name in blocks}) == config.n_layers)  # layers do not share blocks
+    used = Fraction(0)
+    for name, shape in blocks.items():
+        routed = config.layer_feedforward(int(name.split(".")[2]))
+        share = Fraction(routed.n_active, routed.n_experts) if ".experts." in name else 1
+        used += share * math.prod(shape)
+    formulas = flop_formulas(config, batch, context, 0)
+    assert formulas["projections"].total + formulas["feedforward"].total == 2 * batch * context * used
 
 
 def test_numbers_evaluate_to_the_value():

@@ -1,4 +1,4 @@
-"""Probes: they measure what they say, leave training alone, cost nothing when off, and come back as curves."""
+"""Probes: they measure what they say, leave training alone, cost nothing when off, and are in the log."""
 
 import dataclasses
 import json
@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
+from glassformer.lens.figures.training import probe_series, read_log
 from glassformer.lens.heads import head_table
 from glassformer.model import build
 from glassformer.training import open_session, read_run, resume_session, train
-from glassformer.training.data.corpus import DataError
 from glassformer.training.data.tasks import TaskData
-from glassformer.training.probes import PROBES, Curves, accuracy, chosen_probes, head_scores, read_curves, weight_norms
+from glassformer.training.probes import PROBES, accuracy, chosen_probes, head_scores, weight_norms
 from glassformer.training.run import Probe
 from tests import variants
 from tests.training.tiny import session
@@ -92,19 +92,22 @@ def test_probing_changes_nothing_that_is_trained(tmp_path, monkeypatch):
     assert probed.model.training
 
 
-def test_curves_come_back_from_the_log(tmp_path, monkeypatch):
+def measured(folder):
+    return [event for event in read_log(folder) if event["event"] == "probe"]
+
+
+def test_the_log_has_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setitem(PROBES, "heads", fake)
     made = run_of(tmp_path, "probe.every=2", "probe.heads=true")
     events = []
     train(made.run, made.data, events.append)
     assert [e["step"] for e in events if e["event"] == "probe"] == [0, 2, 4, 6]
-    curves = read_curves(tmp_path)
-    assert curves.steps == [0, 2, 4, 6]
-    assert len(curves["accuracy.validation"]) == len(curves["norms.total"]) == 4
-    assert all(value > 0 for value in curves["norms.attention"])
-    assert curves.heads() == {(0, 0): [0.25] * 4, (0, 1): [0.5] * 4, (0, 2): [None] * 4}
-    with pytest.raises(DataError, match=r"no probe measured 'norm': there are accuracy\.train"):
-        curves["norm"]
+    found = measured(tmp_path)
+    assert [e["step"] for e in found] == [0, 2, 4, 6]
+    assert all(e["heads"]["induction"] == [[0.25, 0.5, None]] for e in found)
+    curves = probe_series(found)
+    assert len(curves["accuracy validation"][1]) == len(curves["norms total"][1]) == 4
+    assert all(value > 0 for value in curves["norms attention"][1])
 
 
 def test_a_resumed_run_goes_on_measuring_and_measures_nothing_twice(tmp_path):
@@ -120,7 +123,7 @@ def test_the_averaged_weights_are_what_is_measured(tmp_path):
     made = run_of(tmp_path, "probe.every=6", "optim.ema=0.9", "probe.accuracy=false")
     state = train(made.run, made.data)
     averaged = math.sqrt(sum(float(value.double().square().sum()) for value in state.average.weights.values()))
-    assert read_curves(tmp_path)["norms.total"][-1] == pytest.approx(averaged)
+    assert measured(tmp_path)[-1]["norms"]["total"] == pytest.approx(averaged)
 
 
 def test_no_step_size_no_probes():
@@ -145,12 +148,11 @@ def test_head_scores_are_those_of_the_lens():
 def test_a_run_logs_the_scores_of_every_head(tmp_path):
     made = run_of(tmp_path, "probe.every=3", "probe.heads=true", "model.n_layers=2", "model.dropout=0.0")
     state = train(made.run, made.data)
-    curves = read_curves(tmp_path)
-    heads = curves.heads("induction")
-    assert sorted(heads) == [(layer, head) for layer in range(2) for head in range(3)]
-    assert all(len(curve) == 3 for curve in heads.values())
+    found = measured(tmp_path)
+    assert len(found) == 3
+    assert all(torch.tensor(e["heads"]["induction"]).shape == (2, 3) for e in found)
     last = head_scores(state.model.eval(), made.data, made.run)
-    assert torch.allclose(torch.tensor(curves["heads.previous"][-1]), torch.tensor(last["previous"]))
+    assert torch.allclose(torch.tensor(found[-1]["heads"]["previous"]), torch.tensor(last["previous"]))
 
 
 def test_a_context_without_room_for_a_repetition_is_refused(tmp_path):
@@ -159,15 +161,6 @@ def test_a_context_without_room_for_a_repetition_is_refused(tmp_path):
     made = open_session(read_run("", (*run, "probe.every=1", "probe.heads=true", *changes)))
     with pytest.raises(ValueError, match="leave no room for a repeated block"):
         train(made.run, made.data)
-
-
-def test_logs_without_probes_are_reported_to_have_none(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"event": "step", "step": 1}\n{"event": "probe", "st')
-    with pytest.raises(DataError, match=r"no probe events: train with --set probe\.every=50"):
-        read_curves(tmp_path)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_curves(tmp_path / "nowhere.jsonl")
-    assert Curves().steps == []
 
 
 def test_a_task_is_a_source_like_any_other(tmp_path):

@@ -329,10 +329,5 @@ def test_a_feature_that_is_turned_off_shows(tmp_path, name):
 
 def test_every_family_is_in_the_table():
     tried = {config_of(case)[1].model_type for case in CASES}
-    assert {family.name for family in DECODERS} == tried
-
-
-def test_families_are_identified_by_their_type():
-    for family in DECODERS:
-        assert family.needs_type
-        assert dataclasses.is_dataclass(family)
+    assert {family.name for family in DECODERS if family.needs_type} == tried
+    assert [family.name for family in DECODERS if not family.needs_type] == ["GPT-2", "Llama"]  # own test files

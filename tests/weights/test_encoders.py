@@ -15,7 +15,7 @@ from glassformer import config as c
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, save
 from glassformer.weights.encoders import ENCODERS
-from glassformer.weights.encoders.width import grouping
+from glassformer.weights.encoders.albert import grouping
 from tests.weights.tiny import BOUND, B, T, batch, edit, gap, precision, random_model, round_trip, saved
 
 SIZES = {
@@ -166,7 +166,8 @@ def test_a_feature_that_is_turned_off_shows(tmp_path, name):
 
 
 def test_every_family_is_in_the_table():
-    assert {family.name for family in ENCODERS} == {make()[1].model_type for make in CASES.values()}
+    own = {"BERT", "RoBERTa", "DistilBERT"}  # test files of their own
+    assert {family.name for family in ENCODERS} - own == {make()[1].model_type for make in CASES.values()}
 
 
 BASES = {

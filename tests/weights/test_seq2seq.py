@@ -145,7 +145,8 @@ def test_a_feature_that_is_turned_off_shows(tmp_path, name):
 
 
 def test_every_family_is_in_the_table():
-    assert {family.name for family in SEQ2SEQ} == {make()[1].model_type for make in CASES.values()}
+    own = {"T5"}  # a test file of its own
+    assert {family.name for family in SEQ2SEQ} - own == {make()[1].model_type for make in CASES.values()}
 
 
 PROMPTS = [

@@ -1,4 +1,4 @@
-"""What the benchmarks for developers share: options, measurements in turns, and measurements in a fresh process."""
+"""What the benchmarks for developers share: options, random batches, measurements in turns, and in fresh processes."""
 
 import argparse
 import json
@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassformer.bench.race import rotated
+
+if TYPE_CHECKING:
+    from glassformer.training.objective import Batch
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -54,3 +57,13 @@ def in_process(module: str, *arguments: str, launcher: Sequence[str] = (), **env
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+
+
+def random_batch(rows: int, length: int, used: int, seed: int = 0, device: str = "cpu") -> "Batch":
+    """Return sequences of random ids below `used`, and their next tokens as targets."""
+    import torch
+
+    from glassformer.training.objective import Batch
+
+    ids = torch.randint(0, used, (rows, length + 1), generator=torch.Generator().manual_seed(seed))
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(torch.device(device))

@@ -1,6 +1,7 @@
 """Convert configs to plain dicts and TOML and back, and change some fields of a config."""
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
@@ -189,8 +190,10 @@ _WIDTHS = {"d_ff", "feedforward", "feedforward__d_ff", "expert", "feedforward__e
 
 def vary(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     """`config` with `changes`; what belongs to the published width, depth or vocabulary is fitted to the new one."""
-    if (width := new_width(changes)) and not changes.keys() & _WIDTHS:
-        config = _wider(config, width / config.d_model)
+    width = changes.get("d_model")
+    if isinstance(width, int) and width > 0:  # the config refuses any other
+        changes = {**_scales(config, width, changes), **changes}
+        config = config if changes.keys() & _WIDTHS else _wider(config, width / config.d_model)
     vocab = changes.get("vocab_size")
     if isinstance(vocab, int) and "special" not in changes:
         # The ids belong to the published vocabulary: gpt2(vocab_size=256) has no token 50256 to stop at.
@@ -201,10 +204,14 @@ def vary(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     return replace(config, **{**_layers_left(config, changes), **changes})
 
 
-def new_width(changes: dict[str, Any]) -> int:
-    """The new d_model; 0 where none is given, or one that the config is going to refuse."""
-    width = changes.get("d_model")
-    return width if isinstance(width, int) and width > 0 else 0
+def _scales(config: ModelConfig, width: int, changes: dict[str, Any]) -> dict[str, Any]:
+    """The scales that belong to the width: sqrt(D) of the embedding and 1/sqrt(D) of the head."""
+    out: dict[str, Any] = {}
+    if config.embedding.scale == math.sqrt(config.d_model) and "embedding" not in changes:
+        out["embedding__scale"] = math.sqrt(width)
+    if config.head is not None and config.head.scale == config.d_model**-0.5 and "head" not in changes:
+        out["head__scale"] = width**-0.5
+    return out
 
 
 def _layers_left(config: ModelConfig, changes: dict[str, Any]) -> dict[str, Any]:

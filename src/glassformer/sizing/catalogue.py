@@ -71,7 +71,7 @@ class Catalogue:
             "\n\n".join(
                 [
                     "# Presets and devices",
-                    "<!-- Written by `make docs` from presets.py and sizing/devices.py: edit those, not this page. -->",
+                    "<!-- Written by `make docs` from presets.toml and sizing/devices.py: edit those, not this. -->",
                     "`glass size --list` prints the same tables.",
                     "## Presets",
                     PRESETS_INTRO,

@@ -2,7 +2,8 @@
 
 from glassformer.config import EncoderConfig, ModelConfig, MoE, Seq2SeqConfig
 from glassformer.config.optimizer import OPTIMIZERS
-from glassformer.sizing.formulas import flop_formulas, parameter_formulas
+from glassformer.sizing.flops import flop_formulas
+from glassformer.sizing.formulas import parameter_formulas
 from glassformer.sizing.layout import with_note, wrap
 from glassformer.sizing.sheet import Sheet
 from glassformer.sizing.step import BYTES

@@ -29,30 +29,42 @@ from glassformer.training import accelerate
 HeadGradients = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
 
 
+def row_statistics(z: Tensor, targets: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return lse, the target's logit, the mean logit (for smoothing) and the target's column, of each row of logits."""
+    column = torch.where(targets != ignored, targets, 0)
+    lse = z.logsumexp(-1)
+    return lse, z.gather(1, column[:, None])[:, 0], z.mean(-1) if smoothing else torch.zeros_like(lse), column
+
+
 def chunk_gradients(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None = None
+    logits: Tensor,
+    targets: Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    columns: int | None = None,
+    statistics: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = row_statistics,
+    classes: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (total, plain cross-entropy, gradient of the total with respect to the logits, in their dtype).
 
-    Only the first `columns` are logits; the gradient of the rest is 0.
+    Only the first `columns` are logits; the gradient of the rest is 0. Ranks that divide the vocabulary give the
+    number of all classes, and `statistics` over all of them.
     """
     z = logits[:, :columns].float()
     counted = targets != ignored
-    safe = torch.where(counted, targets, 0)
-    lse = z.logsumexp(-1)
-    picked = z.gather(1, safe[:, None])[:, 0]
+    lse, picked, mean, column = statistics(z, targets, ignored, smoothing)
     plain = torch.where(counted, lse - picked, 0.0)
     total = plain
     weight = torch.ones_like(lse)
     if smoothing:
-        total = (1 - smoothing) * plain + smoothing * torch.where(counted, lse - z.mean(-1), 0.0)
+        total = (1 - smoothing) * plain + smoothing * torch.where(counted, lse - mean, 0.0)
     if z_loss:
         total = total + z_loss * torch.where(counted, lse.square(), 0.0)
         weight = weight + 2 * z_loss * lse
-    gradient = (z - lse[:, None]).exp() * weight[:, None] - smoothing / z.shape[-1]
-    classes = torch.arange(z.shape[-1], device=z.device)
-    gradient = gradient - (1 - smoothing) * (classes[None, :] == safe[:, None])
-    gradient = torch.where(counted[:, None], gradient, 0.0)
+    gradient = (z - lse[:, None]).exp() * weight[:, None] - smoothing / (classes or z.shape[-1])
+    is_target = torch.arange(z.shape[-1], device=z.device)[None, :] == column[:, None]
+    gradient = torch.where(counted[:, None], gradient - (1 - smoothing) * is_target, 0.0)
     if z.shape != logits.shape:
         gradient = F.pad(gradient, (0, logits.shape[1] - z.shape[1]))
     return total.sum(), plain.sum(), gradient.to(logits.dtype)
@@ -122,14 +134,16 @@ def head_gradients(
     targets: Tensor,
     settings: tuple[int, float, float],
     columns: int,
+    gradients: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Return (total, plain, gradients of hidden, weight and bias) of one chunk, by plain torch.
 
     `settings`: ignored target id, label smoothing, weight of the z-loss. Kernels implement the same signature.
+    `gradients` computes those of the logits in place of `chunk_gradients`.
     """
     logits = hidden @ weight.T
     logits = logits if bias is None else logits + bias
-    total, plain, gradient = gradients_of(logits)(logits, targets, *settings, columns)
+    total, plain, gradient = (gradients or gradients_of(logits))(logits, targets, *settings, columns)
     d_bias = None if bias is None else gradient.sum(0, dtype=torch.float32)
     return total, plain, gradient @ weight, gradient.T @ hidden, d_bias
 

@@ -23,7 +23,7 @@ from glassformer.training.distributed.group import ALONE, Group, Stopped, Writer
 from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
-from glassformer.training.optimizers import Average, Optimizer, clip, factor, require_gradient, trained
+from glassformer.training.optimizers import Average, Optimizer, clip, evaluating, factor, require_gradient, trained
 from glassformer.training.probes import Probe, chosen_probes, measure
 from glassformer.training.run import Run, run_to_dict
 from glassformer.training.sample import can_sample, sample_state
@@ -177,11 +177,8 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
     """
     state.settle()
     run, group = state.run, state.group
-    if state.average is not None:
-        state.average.swap(state.model)
-    state.model.eval()
     total, count = 0.0, 0.0
-    try:
+    with evaluating(state.model, state.average):
         if isinstance(tokens, np.ndarray):
             tokens = eval_batches(tokens, run.context, run.loop.batch, run.loop.eval_batches)
         for number, window in enumerate(tokens):
@@ -192,10 +189,6 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
                     _, summed = group.run(summed_loss, state.model, share.to(state.device), run.loss, False)
                 total += float(summed)
                 count += share.n_targets()
-    finally:
-        state.model.train()
-        if state.average is not None:
-            state.average.swap(state.model)
     total, count = group.totals(total, count)
     return total / count
 

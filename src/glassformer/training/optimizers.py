@@ -3,8 +3,9 @@
 `config.optimizer` says which parameters an optimizer updates.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, assert_never
 
 import torch
@@ -249,3 +250,17 @@ class Average:
                 held = p.detach().clone()
                 p.copy_(self.weights[name])
                 self.weights[name].copy_(held)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module, average: Average | None) -> Iterator[None]:
+    """Put the model into evaluation mode, with the averaged weights if there are any; restore both at the end."""
+    if average is not None:
+        average.swap(model)
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+        if average is not None:
+            average.swap(model)

@@ -1,15 +1,11 @@
 """Measurements during training. `[probe]` of a run selects them by name; log.jsonl stores them as `probe` events.
 
-A probe is a function of (model, data, run) that returns plain numbers. `read_curves` returns what was measured, as
-curves over the steps.
+A probe is a function of (model, data, run) that returns plain numbers. `lens.figures.training` reads and draws them.
 """
 
-import json
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +16,9 @@ from glassformer.model import Model
 from glassformer.sizing.parameters import PARTS, part_of
 from glassformer.training import checkpoint
 from glassformer.training.data.batches import IGNORED
-from glassformer.training.data.corpus import DataError
 from glassformer.training.data.source import Source
 from glassformer.training.objective import Batch, hidden_states, make_batch
+from glassformer.training.optimizers import evaluating
 from glassformer.training.run import Probe as ProbeSection
 from glassformer.training.run import Run
 
@@ -89,73 +85,16 @@ def chosen_probes(section: ProbeSection) -> dict[str, Probe]:
     return {name: PROBES[name] for name in names}
 
 
-@dataclass(frozen=True)
-class Curves:
-    """What the probes of a run measured: `values[name][i]` at `steps[i]`. Nested results have dotted names."""
-
-    steps: list[int] = field(default_factory=list)
-    values: dict[str, list[Any]] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> list[Any]:
-        if name not in self.values:
-            raise DataError(f"no probe measured {name!r}: there are {', '.join(sorted(self.values)) or 'none'}.")
-        return self.values[name]
-
-    def heads(self, score: str = "induction") -> dict[tuple[int, int], list[float | None]]:
-        """Return the curve of a score over the steps for each (layer, head)."""
-        grids = self[f"heads.{score}"]  # one (L, H) grid per step
-        return {
-            (layer, head): [grid[layer][head] for grid in grids]
-            for layer, row in enumerate(grids[0])
-            for head, _ in enumerate(row)
-        }
-
-
-def read_curves(path: str | Path) -> Curves:
-    """Return the curves in a log.jsonl, or in the folder of a run. Raises DataError if there are none."""
-    file = Path(path)
-    file = file / "log.jsonl" if file.is_dir() else file
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}): give the folder of a run.") from None
-    events = []
-    for line in lines:
-        with suppress(ValueError):  # a line cut off by a crash
-            events.append(json.loads(line))
-    found = {e["step"]: _flat(e) for e in events if isinstance(e, dict) and e.get("event") == "probe"}
-    if not found:
-        raise DataError(f"{file} has no probe events: train with --set probe.every=50.")
-    steps = sorted(found)
-    names = dict.fromkeys(name for step in steps for name in found[step])
-    return Curves(steps, {name: [found[step].get(name) for step in steps] for name in names})
-
-
-def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in event.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{prefix}{key}.")
-        elif prefix:
-            out[prefix + key] = value
-    return out
-
-
 def measure(state: "TrainState", data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
     """Return the results of the probes on the current model: averaged weights if there are any, without dropout."""
     state.settle()
     held, found = checkpoint.random_state(state.device), {}
-    if state.average is not None:
-        state.average.swap(state.model)
-    state.model.eval()
     try:
-        model = state.group.whole_model(state.model)
-        if model is not None and state.group.is_main:
-            with torch.no_grad(), state.autocast():
-                found = {name: probe(model.eval(), data, state.run) for name, probe in probes.items()}
+        with evaluating(state.model, state.average):
+            model = state.group.whole_model(state.model)
+            if model is not None and state.group.is_main:
+                with torch.no_grad(), state.autocast():
+                    found = {name: probe(model.eval(), data, state.run) for name, probe in probes.items()}
     finally:
-        state.model.train()
-        if state.average is not None:
-            state.average.swap(state.model)
         checkpoint.set_random_state(held, state.device)
     return found

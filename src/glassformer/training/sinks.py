@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,7 +133,7 @@ class MLflow:
         experiment = self.client.create_experiment(PROJECT) if found is None else found.experiment_id
         self.id = self.client.create_run(experiment, run_name=self.folder.name).info.run_id
         write_id(self.folder, "mlflow", self.id)
-        for name, value in _flat("", run):
+        for name, value in flat(run).items():
             self.client.log_param(self.id, name, value)
 
     def log(self, event: Event) -> None:
@@ -144,12 +144,12 @@ class MLflow:
         self.client.set_terminated(self.id)
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _flat(f"{name}.{key}" if name else key, part)
-    else:
-        yield name, value
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables, such as those of a run file, as `section.field`."""
+    out: dict[str, Any] = {}
+    for name, value in tables.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return out
 
 
 SINKS: dict[str, tuple[Callable[[Path], Sink], str]] = {

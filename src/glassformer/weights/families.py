@@ -24,20 +24,19 @@ from glassformer.config import (
 from glassformer.errors import nearest
 from glassformer.model import build
 from glassformer.weights import convert
-from glassformer.weights.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.weights.encoders import ENCODERS
+from glassformer.weights.encoders.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
-from glassformer.weights.gpt2 import GPT2
-from glassformer.weights.hf import DECODERS
-from glassformer.weights.llama import LLAMA
+from glassformer.weights.hf import DECODERS, llama
+from glassformer.weights.hf.gpt2 import GPT2
 from glassformer.weights.not_supported import NOT_SUPPORTED
 from glassformer.weights.rope import fold_ntk
 from glassformer.weights.seq2seq import SEQ2SEQ
-from glassformer.weights.t5 import T5
+from glassformer.weights.seq2seq.t5 import T5
 from glassformer.weights.tensors import Tensors
 
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA, *DECODERS, *ENCODERS, *SEQ2SEQ)
+FAMILIES: tuple[Family, ...] = (*DECODERS, *ENCODERS, *SEQ2SEQ)
 """Every family. The order matters for saving: the first that can represent a config is used."""
 
 
@@ -161,7 +160,7 @@ def choose(config: ModelConfig) -> Family:
         case DecoderConfig(), Learned():
             return GPT2
         case DecoderConfig(), Rotary():
-            return LLAMA
+            return llama.FAMILY
         case EncoderConfig(), Learned(offset=offset):
             return ROBERTA if offset else BERT if config.embedding.n_segments else DISTILBERT
         case EncoderConfig() | Seq2SeqConfig(), T5Bias():

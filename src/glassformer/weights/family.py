@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassformer.config import Activation, DecoderConfig, EncoderConfig, Head, ModelConfig, Seq2SeqConfig, Special
+from glassformer.config import Activation, DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, Special
 from glassformer.weights.convert import Drop, Row
-from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
+from glassformer.weights.errors import WeightsError
 from glassformer.weights.tensors import Tensors
 
 # Hugging Face names of each activation; the first one is the name that is written.
@@ -87,7 +87,7 @@ class Source:
             self.notes.append(f"dropout rates differ ({listed}); {values[0]} is used for all, in training only.")
         return values[0]
 
-    def special(self, vocab_size: int, start: int | None = None) -> Special:
+    def special(self, vocab_size: int) -> Special:
         """Return the special token ids, generation_config.json first; ids outside the vocabulary are ignored."""
 
         def ids(key: str) -> list[int]:
@@ -101,12 +101,11 @@ class Source:
         def one(key: str) -> int | None:
             return next(iter(ids(key)), None)
 
-        first = one("decoder_start_token_id")
         return Special(
             bos=one("bos_token_id"),
             eos=tuple(ids("eos_token_id")),
             pad=one("pad_token_id"),
-            start=start if first is None else first,
+            start=one("decoder_start_token_id"),
             forced_bos=one("forced_bos_token_id"),
             forced_eos=one("forced_eos_token_id"),
             suppressed=self._suppressed(vocab_size),
@@ -122,18 +121,18 @@ class Source:
         found = {t for t in (*listed, *single) if isinstance(t, int) and 0 <= t < vocab_size}
         return tuple(sorted(found))
 
-    def head(self, prefix: str, head: str, embed: str, tie: bool, **parts: Any) -> Head | None:
-        """Return the language-model head: tied if config.json says so and the file has no different head tensor.
+    def head(self, prefix: str, head: str, embed: str, tie: bool) -> bool | None:
+        """Return whether the head is tied: if config.json says so and the file has no different head tensor.
 
-        This is the rule of transformers 5. A bare base model that is not tied has no head.
+        This is the rule of transformers 5. A bare base model that is not tied has no head: None.
         """
         if self.has(head):
             assert self.tensors is not None
             if tie and embed in self.tensors and not self.tensors.equal(head, embed):
                 self.notes.append(f"config.json ties the head, but {head} differs from {embed}: it is read as untied.")
                 tie = False
-            return Head(tied=tie, **parts)
-        return Head(tied=True, **parts) if tie else Head(tied=False, **parts) if prefix else None
+            return tie
+        return tie if tie or prefix else None
 
 
 def read_activation(name: str, key: str) -> Activation:
@@ -146,12 +145,6 @@ def read_activation(name: str, key: str) -> Activation:
 
 def write_activation(activation: Activation) -> str:
     return ACTIVATIONS[activation][0]
-
-
-def expect(value: object, kinds: Any, name: str, family: str) -> None:
-    """Raise WeightsError if a part of a config is of a kind that the family does not have."""
-    if not isinstance(value, kinds):
-        raise WeightsError(f"{name}={type(value).__name__} cannot be written as {family}: {SAVE_AS_GLASS}.")
 
 
 def write_special(special: Special) -> dict[str, Any]:

@@ -6,7 +6,6 @@ is its `base`, the same nested table as in a model.toml. `describe` makes a `Fam
 """
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,13 +23,15 @@ REQUIRED = object()
 
 
 class Entry(Protocol):
-    """One part of config.json, in both directions."""
+    """One part of config.json, in both directions. An entry that is only read, or only written, inherits the other."""
 
     def read(self, source: Source, values: Values) -> None:
         """Add what config.json says to `values`."""
+        return
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         """Add the keys for a config to `data`."""
+        return
 
 
 def same(value: Any) -> Any:
@@ -103,7 +104,7 @@ def flag(name: str, field: str, default: bool, yes: Any = True, no: Any = False,
     def decode(given: bool) -> Any:
         return yes if given else no
 
-    return Key(name, field, "flag", default, decode=decode, encode=lambda held: held == yes, get=get)
+    return Key(name, field, "flag", default, null=same, decode=decode, encode=lambda held: held == yes, get=get)
 
 
 def activation(name: str, default: str, field: str = "feedforward.activation", **synonyms: Any) -> Key:
@@ -144,21 +145,28 @@ def only(name: str, *allowed: Any, why: str) -> Only:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ReadOnly(Entry):
+    """An entry that is not written."""
+
+    entry: Entry
+
+    def read(self, source: Source, values: Values) -> None:
+        self.entry.read(source, values)
+
+
+@dataclass(frozen=True)
+class Constant(Entry):
     """A key that we write and do not read."""
 
     name: str
     value: Any
-
-    def read(self, source: Source, values: Values) -> None:
-        pass
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         data[self.name] = self.value(config) if callable(self.value) else self.value
 
 
 @dataclass(frozen=True)
-class Derived:
+class Derived(Entry):
     """A field that follows from others. Writing checks nothing: the config that is read back is compared."""
 
     field: str
@@ -166,9 +174,6 @@ class Derived:
 
     def read(self, source: Source, values: Values) -> None:
         values[self.field] = self.value(values)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,8 @@ class Tied:
     def read(self, source: Source, values: Values) -> None:
         prefix = source.prefix(self.prefix)
         tie = source.flag("tie_word_embeddings", self.default)
-        head = source.head(prefix, self.head, prefix + self.embed, tie)
-        values["head.tied" if head else "head"] = head.tied if head else None
+        tied = source.head(prefix, self.head, prefix + self.embed, tie)
+        values["head" if tied is None else "head.tied"] = tied
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         data["tie_word_embeddings"] = (config.head or Head(tied=False)).tied
@@ -227,22 +232,6 @@ class Nested:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The limit of the gated experts. It comes after the entry of the mixture."""
-
-    name: str
-    default: float
-
-    def read(self, source: Source, values: Values) -> None:
-        mixture = values["feedforward"]
-        expert = dataclasses.replace(mixture.expert, limit=source.number(self.name, self.default))
-        values["feedforward"] = dataclasses.replace(mixture, expert=expert)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        data[self.name] = lookup(config, "feedforward.expert.limit")
-
-
-@dataclass(frozen=True)
 class Dropout:
     """Our single dropout rate, under these names."""
 
@@ -277,6 +266,11 @@ def groups(default: Any = None) -> Key:
 def head_dim(default: Any = None) -> Key:
     """Return the entry of the width of a head. Default: D/H."""
     return integer("head_dim", "attention.d_head", default, get=lambda config: config.d_head)
+
+
+def eps(default: float, name: str = "rms_norm_eps") -> Key:
+    """Return the entry of the norm's epsilon."""
+    return number(name, "norm.eps", default, null=same)
 
 
 def max_len(default: int, name: str = "max_position_embeddings") -> Key:
@@ -358,6 +352,7 @@ def describe(
     name: str = "",
     keys: tuple[str, ...] = (),
     typical_names: tuple[str, ...] = (),
+    kinds: tuple[type[ModelConfig], ...] = (),
     **options: Any,
 ) -> Family:
     """Return the family of one `model_type` (and of `aliases`, which compute the same).
@@ -377,6 +372,6 @@ def describe(
         read=described.read,
         write=described.write,
         needs_type=not keys,
-        kinds=(KINDS[base.get("kind", "decoder")],),
+        kinds=kinds or (KINDS[base.get("kind", "decoder")],),
         **options,
     )

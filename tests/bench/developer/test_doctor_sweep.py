@@ -28,6 +28,27 @@ def test_the_table_tells_known_diagnoses_from_others():
     assert "missing: RwkvForCausalLM: pad_leak" in text
 
 
+def test_only_examinations_are_timed():
+    text = sweep.table([KNOWN, {**HEALTHY, "seconds": 4.0}, REFUSED])
+    assert text.endswith("median 3.00 s (quartiles 2.50 and 3.50, longest 4.0) per class")
+    assert sweep.table([HEALTHY]).endswith("median 2.00 s (quartiles 2.00 and 2.00, longest 2.0) per class")
+    assert "median" not in sweep.table([REFUSED])
+
+
+def test_every_nth_class_is_examined_and_gpt2_is_timed(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(sweep, "class_names", lambda: ["A", "LlamaForCausalLM", "C"])
+    monkeypatch.setattr(sweep, "sweep", lambda names, seconds: asked.extend(names) or [HEALTHY])
+    monkeypatch.setattr(sweep, "gpt2_small", lambda: 40.0)
+    monkeypatch.setattr("sys.argv", ["doctor_sweep", "--every", "2", "--gpt2"])
+    assert sweep.main() == 0
+    assert asked == ["A", "C"]
+    assert "GPT-2 small: 40.0 s" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["doctor_sweep", "--every", "0"])
+    with pytest.raises(SystemExit):
+        sweep.main()
+
+
 @pytest.mark.parametrize(
     ("results", "right"),
     [

@@ -18,6 +18,7 @@ def words(id="invented", **changes):
         "control": "One is replaced by three.",
         "module": "simplex",
         "sources": (registry.coverage()[0],),
+        "evidence": {"<part>": "the reason for <part>"},
         "has_figure": False,
     }
     return Claim(**{**facts, **changes})

@@ -1,7 +1,9 @@
 """Every claim: it passes, its control makes it fail, its errata refute, its figure draws, its words are complete."""
 
+import ast
 import re
 import xml.etree.ElementTree as ElementTree
+from importlib.resources import files
 
 import pytest
 from latex2mathml.converter import convert
@@ -9,6 +11,7 @@ from latex2mathml.converter import convert
 import glassformer as gf
 from glassformer.finding import Verdict
 from glassformer.theory.claims import CHAPTERS, Badge, Kind, Truth, coverage
+from glassformer.theory.claims.claim import PLACEHOLDER, id_pattern
 from glassformer.theory.claims.formulas import commands, split
 from glassformer.theory.claims.run import Plan, draw, examine
 
@@ -143,6 +146,26 @@ def test_words_are_complete(id):
     assert all(e.flaw in ("wrong", "incomplete", "imprecise", "absent", "arithmetic") for e in claim.errata)
     assert all("holds =" in e.example for e in claim.errata)
     assert not any(re.search(r"^holds = (True|False)\b", e.example, re.MULTILINE) for e in claim.errata)
+
+
+MODULES = sorted({(claim.chapter, claim.module) for claim in CLAIMS.values()})
+
+
+@pytest.mark.parametrize(("chapter", "module"), MODULES)
+def test_every_id_has_a_reason_and_every_reason_an_id(chapter, module):
+    """Also of evidence that only --slow examines."""
+    source = (files("glassformer.theory.claims") / chapter / f"{module}.py").read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    keys = [key for c in CLAIMS.values() if (c.chapter, c.module) == (chapter, module) for key in c.evidence]
+    assert keys
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        made = re.fullmatch(r"lab\.(exact|exhaustive|statistical|numerical|empirical)|solve", ast.unparse(call.func))
+        id = call.args[made[0] == "solve"] if made else None
+        if isinstance(id, ast.Constant):
+            assert any(re.fullmatch(id_pattern(key), id.value) for key in keys), id.value
+    strings = "\n".join(str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    for key in keys:  # the text around its placeholders is in the strings of the module
+        assert all(text in strings for text in re.split(rf"{PLACEHOLDER.pattern}|, ", key)[::2] if text), key
 
 
 @pytest.mark.parametrize("id", CLAIMS)

@@ -1,6 +1,7 @@
 """What a claim concludes from its evidence, and what it never calls a pass."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,15 +17,15 @@ ERRATUM = Erratum("E99", ("a book",), "wrong", "two is odd", "it is even", "two 
 
 
 def test_one_failure_fails_the_claim_and_is_named():
-    parts = [LAB.exact("a", True, "fine"), LAB.numerical("b", 2.0, 1.0, "too far"), LAB.exact("c", True, "fine")]
-    found = conclude(words(), parts)
+    parts = [LAB.exact("a", True), LAB.numerical("b", 2.0, 1.0), LAB.exact("c", True)]
+    found = conclude(words(), [replace(part, why="too far") for part in parts])
     assert found.verdict is Verdict.FAIL
     assert found.why == "b: too far"
     assert (found.measured, found.bound) == (2.0, 1.0)
 
 
 def test_the_tightest_measurement_represents_a_pass():
-    parts = [LAB.numerical("loose", 0.1, 1.0, ""), LAB.numerical("tight", 0.9, 1.0, ""), LAB.exact("exact", True, "")]
+    parts = [LAB.numerical("loose", 0.1, 1.0), LAB.numerical("tight", 0.9, 1.0), LAB.exact("exact", True)]
     assert conclude(words(), parts).measured == 0.9
 
 
@@ -37,27 +38,37 @@ def test_skips_alone_and_refuted_errata_alone_are_no_pass():
 
 
 def test_a_skipped_part_is_named_with_the_other_evidence():
-    found = conclude(words(), [LAB.skipped("by z3", Kind.EXACT, "z3 is missing"), LAB.exact("by hand", True, "yes")])
+    found = conclude(words(), [LAB.skipped("by z3", Kind.EXACT, "z3 is missing"), LAB.exact("by hand", True)])
     assert found.verdict is Verdict.PASS
     assert "not examined: by z3 (z3 is missing)" in found.why
 
 
 def test_an_erratum_that_starts_to_hold_fails_the_claim():
     holds = Erratum("E98", ("a book",), "wrong", "two is even", "-", "-", "holds = 2 % 2 == 0")
-    assert conclude(words(), [LAB.exact("a", True, ""), holds.examine()]).verdict is Verdict.FAIL
+    assert conclude(words(), [LAB.exact("a", True), holds.examine()]).verdict is Verdict.FAIL
+
+
+def test_a_reason_is_found_by_the_id_and_filled_with_its_parts_and_the_evidence():
+    reasons = {"<dtype>, <case>": "rounding of <dtype>, <size> tokens", "float32, <case>": "near", "exact": "equal"}
+    claim = words(evidence=reasons)
+    assert claim.reason(LAB.exact("float64, rotary", True, size=7)) == "rounding of float64, 7 tokens"
+    assert claim.reason(LAB.exact("float32, rotary", True)) == "near"  # the key with more text of its own
+    assert claim.reason(LAB.exact("exact", True)) == "equal"
+    with pytest.raises(KeyError, match="no reason for 'inexact'"):
+        claim.reason(LAB.exact("inexact", True))
 
 
 def test_no_cases_and_no_number_are_failures():
-    assert LAB.exhaustive("none", 0, 0, "").verdict is Verdict.FAIL
-    assert LAB.numerical("nan", float("nan"), 1.0, "").verdict is Verdict.FAIL
+    assert LAB.exhaustive("none", 0, 0).verdict is Verdict.FAIL
+    assert LAB.numerical("nan", float("nan"), 1.0).verdict is Verdict.FAIL
 
 
 def test_without_z3_a_proof_is_a_skip_and_with_it_can_fail(monkeypatch):
     pytest.importorskip("z3")
-    assert solve(LAB, "p", lambda z3: True, "").passed
-    assert solve(LAB, "p", lambda z3: False, "").verdict is Verdict.FAIL
+    assert solve(LAB, "p", lambda z3: True).passed
+    assert solve(LAB, "p", lambda z3: False).verdict is Verdict.FAIL
     monkeypatch.setitem(__import__("sys").modules, "z3", None)
-    found = solve(LAB, "p", lambda z3: True, "")
+    found = solve(LAB, "p", lambda z3: True)
     assert found.verdict is Verdict.SKIP
     assert "pip install" in found.remedy
     assert "[theory]'" in found.remedy

@@ -50,7 +50,7 @@ def test_threads_are_given_back():
 
 def test_a_crash_is_a_failure_that_names_its_error(monkeypatch):
     def crash(lab):
-        yield lab.exact("first", True, "fine")
+        yield lab.exact("first", True)
         raise ZeroDivisionError("by nothing")
 
     with invented(monkeypatch, crash):
@@ -63,7 +63,7 @@ def test_a_crash_is_a_failure_that_names_its_error(monkeypatch):
 
 def test_a_control_must_make_its_check_fail(monkeypatch):
     def stubborn(lab):
-        yield lab.exact("first", True, "fine")
+        yield lab.exact("first", True)
 
     with invented(monkeypatch, stubborn):
         (outcome,) = run(["invented"], Plan(broken=True))

@@ -27,7 +27,7 @@ def test_causal_weights_are_torchs():
 
 
 def test_cross_attention_is_torchs_with_a_padding_mask():
-    for case in module._cross_cases(RNG):
+    for case in module.CROSS.cases(RNG):
         x, memory, padding, w_q, w_k, w_v = tensors(*case.arguments.values())
         mask = ~padding.expand(len(x), -1)
         expected = F.scaled_dot_product_attention(x @ w_q, memory @ w_k, memory @ w_v, attn_mask=mask)

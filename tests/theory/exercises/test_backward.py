@@ -14,7 +14,7 @@ def leaves(*arrays):
 
 
 def test_loss_and_gradient_are_torchs():
-    for case in module._loss_cases(RNG):
+    for case in module.LOSS.cases(RNG):
         logits, targets, ignored = case.arguments.values()
         [z] = leaves(logits)
         expected = F.cross_entropy(z, torch.from_numpy(targets), ignore_index=ignored)
@@ -25,7 +25,7 @@ def test_loss_and_gradient_are_torchs():
 
 
 def test_the_gradient_of_attention_is_torchs():
-    for case in module._backward_cases(RNG):
+    for case in module.ATTENTION.cases(RNG):
         *inputs, d_out = case.arguments.values()
         tensors = leaves(*inputs)
         F.scaled_dot_product_attention(*tensors, is_causal=True).backward(torch.from_numpy(d_out))
@@ -34,7 +34,7 @@ def test_the_gradient_of_attention_is_torchs():
 
 
 def test_the_gradient_of_layer_norm_is_torchs():
-    for case in module._norm_cases(RNG):
+    for case in module.NORM.cases(RNG):
         x, gain, eps, d_y = case.arguments.values()
         tensors = leaves(x, gain, np.zeros(len(gain)))
         F.layer_norm(tensors[0], gain.shape, *tensors[1:], eps).backward(torch.from_numpy(d_y))

@@ -16,7 +16,7 @@ def test_layer_norm_is_torchs():
 
 
 def test_the_block_is_the_formula_in_torch():
-    for case in module._block_cases(RNG):
+    for case in module.PRE_NORM.cases(RNG):
         p = {name: torch.from_numpy(value) for name, value in case.arguments.items()}
         x = p["x"]
         d = (x.shape[-1],)
@@ -29,7 +29,7 @@ def test_the_block_is_the_formula_in_torch():
 def test_the_stub_has_the_helpers_of_the_solution():
     names = {}
     exec(module.PRE_NORM.stub, names)
-    a = module._block_cases(RNG)[0].arguments
+    a = module.PRE_NORM.cases(RNG)[0].arguments
     assert np.allclose(names["norm"](a["x"], a["gain_1"]), module.norm(a["x"], a["gain_1"]))
     assert np.allclose(names["attend"](a["x"], a["w_qkv"], a["w_o"]), module.attend(a["x"], a["w_qkv"], a["w_o"]))
     assert np.allclose(names["feed"](a["x"], a["w_up"], a["w_down"]), module.feed(a["x"], a["w_up"], a["w_down"]))

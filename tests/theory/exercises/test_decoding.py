@@ -35,7 +35,7 @@ def test_enough_beams_find_the_most_likely_text():
 
 
 def test_cases_are_those_where_greedy_decoding_misses_the_best_text():
-    first = module._beam_cases(RNG)[0].arguments
+    first = module.BEAM.cases(RNG)[0].arguments
     assert module.beam_search(**first)[0] != module.beam_search(**{**first, "beams": 1})[0]
 
 
@@ -49,7 +49,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_model():
 
 
 def test_a_stop_token_ends_the_text():
-    case = module._greedy_cases(RNG)[1].arguments
+    case = module.GREEDY.cases(RNG)[1].arguments
     new = module.greedy(**case)
     assert new[-1] == case["stop"]
     assert len(new) < case["n"]

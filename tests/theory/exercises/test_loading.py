@@ -9,7 +9,7 @@ from glassformer.theory.exercises import loading as module
 
 def test_the_logits_are_those_of_transformers():
     transformers = pytest.importorskip("transformers")
-    for case in module._loading_cases(np.random.default_rng(3)):
+    for case in module.LOADING.cases(np.random.default_rng(3)):
         tokens, state, layers, heads = case.arguments.values()
         V, D = state["wte.weight"].shape
         config = transformers.GPT2Config(vocab_size=V, n_positions=8, n_embd=D, n_layer=layers, n_head=heads)

@@ -12,7 +12,7 @@ RNG = np.random.default_rng(4)
 
 
 def test_induction_scores_are_those_of_the_lens():
-    case = module._induction_cases(RNG)[1].arguments
+    case = module.INDUCTION.cases(RNG)[1].arguments
     expected = induction_score(torch.from_numpy(case["patterns"]), torch.tensor(case["tokens"]))
     assert np.allclose(module.induction_scores(**case), expected.numpy(), atol=1e-12)
 
@@ -26,7 +26,7 @@ def test_a_perfect_induction_head_scores_one():
 
 
 def test_collapse_measures_what_the_lens_measures():
-    for case in module._collapse_cases(RNG):
+    for case in module.COLLAPSE.cases(RNG):
         x, w_q, w_k, w_v = (torch.from_numpy(case.arguments[name]) for name in ("x", "w_q", "w_k", "w_v"))
         ratios, deviations = module.collapse(**case.arguments)
         for n in range(len(w_q)):
@@ -40,14 +40,14 @@ def test_collapse_measures_what_the_lens_measures():
 
 def test_rounding_of_the_input_does_not_decide_the_answer():
     """A solution that adds in another order must be accepted: the answers hardly move with the input's last bits."""
-    for case in module._collapse_cases(RNG):
+    for case in module.COLLAPSE.cases(RNG):
         moved = {**case.arguments, "x": case.arguments["x"] * (1 + 1e-15 * RNG.normal(size=case.arguments["x"].shape))}
         for a, b in zip(module.collapse(**case.arguments), module.collapse(**moved), strict=True):
             assert np.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 def test_contributions_add_up_to_the_logits():
-    for case in module._attribution_cases(RNG):
+    for case in module.ATTRIBUTION.cases(RNG):
         terms, gain, head, eps = case.arguments.values()
         stream = torch.from_numpy(terms.sum(0))
         logits = F.layer_norm(stream, gain.shape, torch.from_numpy(gain), None, eps).numpy() @ head
@@ -55,7 +55,7 @@ def test_contributions_add_up_to_the_logits():
 
 
 def test_attention_is_a_step_of_gradient_descent():
-    for case in module._gradient_cases(RNG):
+    for case in module.GRADIENT.cases(RNG):
         x, y, w, eta, query = case.arguments.values()
         start = torch.from_numpy(w).requires_grad_()
         (0.5 * (torch.from_numpy(x) @ start - torch.from_numpy(y)).square().sum()).backward()

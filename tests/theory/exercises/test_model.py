@@ -13,7 +13,7 @@ RNG = np.random.default_rng(6)
 
 
 def test_the_gpt_is_torchs():
-    for case in module._gpt_cases(RNG):
+    for case in module.GPT.cases(RNG):
         tokens, weights, heads = case.arguments.values()
 
         def tensor(array):
@@ -34,7 +34,7 @@ def test_the_gpt_is_torchs():
 
 
 def test_the_gradient_of_a_tied_table_is_torchs():
-    for case in module._tied_cases(RNG):
+    for case in module.TIED.cases(RNG):
         tokens, hidden, table, d_logits, d_x = case.arguments.values()
         shared = torch.from_numpy(table).requires_grad_()
         logits = torch.from_numpy(hidden) @ shared.T
@@ -54,7 +54,7 @@ def test_tying_saves_what_the_size_sheet_counts():
 
 
 def test_masks_are_torchs():
-    for case in module._masked_cases(RNG):
+    for case in module.ENCODER.cases(RNG):
         x, w_qkv, real, causal = case.arguments.values()
         weights = module.masked_attention(x, w_qkv, real, causal)
         q, k, v = np.split(x @ w_qkv, 3, axis=-1)

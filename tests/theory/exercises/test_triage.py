@@ -9,14 +9,14 @@ RNG = np.random.default_rng(9)
 
 
 def test_the_faults_are_found_in_their_order():
-    faults = [module.triage(**case.arguments) for case in module._triage_cases(RNG)]
+    faults = [module.triage(**case.arguments) for case in module.TRIAGE.cases(RNG)]
     assert faults == [0, 1, 2, 3, 2, 2]
     broken = module._measurements(RNG, "MC")
     assert module.triage(**broken) == 1
 
 
 def test_the_generator_is_one_pass_over_the_text():
-    for case in module._generate_cases(RNG):
+    for case in module.REPAIR.cases(RNG):
         prompt, w, n = case.arguments.values()
         tokens, logits = module.generate(prompt, w, n)
         text = [*prompt, *tokens[:-1]]

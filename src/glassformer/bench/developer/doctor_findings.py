@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import io
 import json
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glassformer.bench.commands import in_process, parser
 from glassformer.bench.developer.tiny_transformers import CHANGES, shrunk
 
 HEAD = """\
@@ -162,19 +162,15 @@ def worker(ids: list[str]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], choices=[d.id for d in DEFECTS], help="Only these defects.")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="Write the page to FILE. Default: print it.")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--only", nargs="+", default=[], choices=[d.id for d in DEFECTS], help="Only these defects.")
+    options.add_argument("--write", type=Path, metavar="FILE", help="Write the page to FILE. Default: print it.")
+    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
     if given.worker:
         return worker(given.only)
-    command = [sys.executable, "-m", "glassformer.bench.developer.doctor_findings", "--worker"]
-    ended = subprocess.run([*command, *(["--only", *given.only] if given.only else [])], capture_output=True, text=True)
-    if ended.returncode:
-        print(f"a script failed: {ended.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-        return 1
-    versions, *rest = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    chosen = ["--only", *given.only] if given.only else []
+    versions, *rest = in_process("glassformer.bench.developer.doctor_findings", "--worker", *chosen)
     by_id = {defect.id: defect for defect in DEFECTS}
     shown = [Shown(by_id[one["id"]], one["script"], one["found"]) for one in rest]
     text = page(shown, versions["transformers"], versions["torch"])

@@ -13,13 +13,12 @@ from functools import partial
 
 import torch
 
-from glassformer.bench.commands import in_process, in_turns, parser, seconds_of, spread
+from glassformer.bench.commands import in_process, in_turns, parser, random_batch, seconds_of, spread
 from glassformer.bench.result import number
 from glassformer.kernels import training as kernels
 from glassformer.kernels.cuda.training import fp8, fp8_cuda, loss
 from glassformer.training import accelerate
 from glassformer.training.loop import choose_machine, kernel_request, prepare_state, stepper
-from glassformer.training.objective import Batch
 from glassformer.training.run import Run, read_run
 
 MODULE = "glassformer.bench.developer.kernel_shares"
@@ -73,9 +72,7 @@ def seconds_per_step(run: Run, steps: int) -> float:
     """Return the median seconds of a step on random tokens."""
     state = prepare_state(run)
     one_step, sync = stepper(state), torch.cuda.synchronize if state.device.type == "cuda" else lambda: None
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, run.model.vocab_size, (run.loop.batch, run.context + 1), generator=draw)
-    batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).to(state.device)
+    batch = random_batch(run.loop.batch, run.context, run.model.vocab_size, device=str(state.device))
 
     def step() -> None:
         one_step(state, batch)

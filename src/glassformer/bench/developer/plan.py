@@ -32,7 +32,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassformer.bench.commands import in_process, parser, seconds_of
+from glassformer.bench.commands import parser, random_batch, seconds_of
+from glassformer.bench.developer import in_ranks
 from glassformer.config import ModelConfig, presets
 from glassformer.sizing.devices import Device
 from glassformer.sizing.parameters import count, parameters
@@ -40,7 +41,6 @@ from glassformer.sizing.plan import BUCKET, STEP, copies, plan, work
 from glassformer.sizing.strategy import parse_strategy
 
 RANKS = 2
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
 WAYS = {"ddp": "data", "fsdp": "sharded", "tensor": "tensor 2", "context": "context 2"}
 CONTEXT, VOCAB = 256, 1024
 FOREIGN = 0.05
@@ -174,12 +174,10 @@ def rank(case: Case, rounds: int) -> None:
 
 def training(case: Case) -> dict[str, Callable[[], Any]]:
     """Return a training step for each way to train, for this rank."""
-    import torch
     from torch.distributed.fsdp import FSDPModule
 
     from glassformer.training.distributed.group import ALONE
     from glassformer.training.loop import prepare_state, train_step
-    from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Run
 
     def run(batch: int, **shared: Any) -> Run:
@@ -200,8 +198,7 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     steps: dict[str, Callable[[], Any]] = {}
     for name, state in states.items():
         each = sequences.get(name, case.each) // state.group.data_world
-        ids = torch.randint(VOCAB, (each, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
-        batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+        batch = random_batch(each, CONTEXT, VOCAB)
         steps[name] = lambda state=state, batch=batch: train_step(state, batch)  # type: ignore[misc]
     return steps
 
@@ -256,7 +253,7 @@ def measure(case: Case, name: str, rounds: int) -> list[dict[str, Any]]:
     """Return what was measured and predicted in every round. The slower rank counts: the other waits for it."""
     module, options = "glassformer.bench.developer.plan", ("--rank", name, "--rounds", str(rounds))
     found = []
-    for ranks in in_process(module, *options, launcher=TORCHRUN):
+    for ranks in in_ranks(module, RANKS, *options):
         seconds = {key: max(r[key] for r in ranks) for key in ranks[0]}
         devices = devices_of(case, seconds)
         common = {"batch": case.each, "context": CONTEXT, "weight_bytes": 4, "width": 4}

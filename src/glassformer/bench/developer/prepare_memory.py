@@ -6,7 +6,6 @@ It prints one JSON object: the peak resident memory of the largest process (the 
 the tokens. With --kill-after, the command and its processes are killed after so many seconds, once, and started again.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -16,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from glassformer.bench.commands import parser
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "naïve", "dog", "ate", "hat", "of", "man", "in"]
 
@@ -38,12 +39,12 @@ def generate(file: Path, size: int) -> int:
 
 def main() -> int:
     """Generate, prepare, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=float, default=2e9)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--tokenizer", default="byte")
-    parser.add_argument("--kill-after", type=float, default=0.0)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--bytes", type=float, default=2e9)
+    options.add_argument("--processes", type=int, default=2)
+    options.add_argument("--tokenizer", default="byte")
+    options.add_argument("--kill-after", type=float, default=0.0)
+    given = options.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="prepare-memory-"))
     try:
         rows = generate(folder / "x.jsonl", int(given.bytes))

@@ -19,7 +19,8 @@ from unittest import mock
 
 import torch
 
-from glassformer.bench.commands import in_process, parser
+from glassformer.bench.commands import parser
+from glassformer.bench.developer import in_ranks
 from glassformer.config import ModelConfig, presets
 from glassformer.model import DecoderLM, build, cache, context
 from glassformer.sizing.rank_memory import rank_bytes
@@ -30,7 +31,6 @@ from glassformer.training.distributed.sharding import Sharded
 from glassformer.training.objective import Batch, summed_loss
 from glassformer.training.run import Loss, Machine
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 GIB = 2**30
 
 
@@ -216,8 +216,7 @@ def main() -> None:
             show(case, "fake", measure(case, is_fake=True))
             if given.gloo and name in ("small", "302M"):
                 module = "glassformer.bench.developer.ranks_memory"
-                launcher = (*TORCHRUN, str(case.ranks))
-                show(case, "gloo", in_process(module, "--rank", f"{name} {number}", launcher=launcher)[0])
+                show(case, "gloo", in_ranks(module, case.ranks, "--rank", f"{name} {number}")[0])
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from glassformer.bench.commands import in_process, in_turns, parser, spread
+from glassformer.bench.commands import in_turns, parser, random_batch, spread
+from glassformer.bench.developer import in_ranks
 from glassformer.config import presets
 
 RANKS, CONTEXT, VOCAB, EACH = 2, 256, 1024, 4
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
 WAYS = ("none", "background", "at once")
 
 
@@ -29,7 +29,6 @@ def rank(folder: Path, rounds: int, steps: int) -> None:
     """Measure on one rank; rank 0 prints the rounds."""
     from glassformer.training.distributed.group import leave
     from glassformer.training.loop import TrainState, prepare_state, save, train_step
-    from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Run
     from glassformer.training.sections import Checkpoint
 
@@ -44,8 +43,7 @@ def rank(folder: Path, rounds: int, steps: int) -> None:
         )  # fmt: skip
         states[name] = prepare_state(run)
         Path(run.out).mkdir(exist_ok=True)
-    ids = torch.randint(VOCAB, (EACH, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
-    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    batch = random_batch(EACH, CONTEXT, VOCAB)
     longest: dict[str, list[float]] = {name: [] for name in WAYS}
 
     def one_round(name: str) -> float:
@@ -91,7 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         module = "glassformer.bench.developer.ranks_saving"
         words = ("--rank", name, "--rounds", str(given.rounds), "--steps", str(given.steps))
-        show(in_process(module, *words, launcher=TORCHRUN)[0])
+        show(in_ranks(module, RANKS, *words)[0])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ PATH or in the folder of pyenv is tried, and each that is named. Each check prin
 held. One environment exists at a time: with the CUDA build of torch it takes 7 GB.
 """
 
-import argparse
 import json
 import os
 import re
@@ -22,6 +21,8 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from glassformer.bench.commands import parser
 
 ROOT = Path(__file__).resolve().parents[4]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
@@ -195,9 +196,9 @@ def checks(wheel: Path, sdist: Path, named: Sequence[str], folder: Path) -> Iter
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", action="append", default=[], metavar="PATH", help="Also try this Python.")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--python", action="append", default=[], metavar="PATH", help="Also try this Python.")
+    given = options.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -5,12 +5,12 @@
         --setting cpu|gpu [--recipes recipes/shakespeare_cpu.toml,...] [--target 1.905]
 
 Both models are evaluated by the same function on the whole validation split. Only training steps are timed, including
-the making of batches; compilation is reported separately. nanoGPT's settings are those of its README.
+the making of batches; compilation is reported separately. nanoGPT's settings are those of its README. The speed of a
+step alone is compared by `glass bench train --nanogpt FOLDER`.
 """
 
 import argparse
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +22,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from glassformer.bench.commands import in_turns, parser, spread
+from glassformer.bench.commands import parser
 from glassformer.bench.peers.nanogpt import training_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.loop import prepare_state, stepper
 from glassformer.training.objective import make_batch
+from glassformer.training.optimizers import evaluating
 from glassformer.training.run import read_run, with_model
 
 
@@ -148,12 +149,8 @@ def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[s
 
     def check() -> float:
         state.settle()
-        if state.average is not None:
-            state.average.swap(state.model)
-        loss = validation(full, data[1], run.context, str(state.device))
-        if state.average is not None:
-            state.average.swap(state.model)
-        return loss
+        with evaluating(state.model, state.average):
+            return validation(full, data[1], run.context, str(state.device))
 
     return Contender(step, check, state.model, run.loop.steps, str(state.device))
 
@@ -174,19 +171,6 @@ def curve(contender: Contender, every: int) -> Iterator[Point]:
         loss = contender.check()
         contender.model.train()
         yield last, clock, loss
-
-
-def race(contenders: dict[str, Contender], rounds: int, steps: int) -> None:
-    """Print steps per second, measured in turns, so that a slow phase of the machine affects all contenders."""
-    for contender in contenders.values():
-        contender.model.train()
-        contender.run(0, WARM_UP)
-    calls = {name: partial(one.run, WARM_UP, WARM_UP + steps) for name, one in contenders.items()}
-    times = in_turns(calls, rounds)
-    medians = {name: statistics.median(t) / steps for name, t in times.items()}
-    for name, median in medians.items():
-        ratio = medians["nanoGPT"] / median
-        print(f"{name:<40} {1 / median:7.2f} it/s   spread {spread(times[name]):4.0%}   {ratio:.3f} times nanoGPT")
 
 
 def show(name: str, points: Iterator[Point], target: float) -> tuple[float, float]:
@@ -213,7 +197,6 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--set", action="append", default=[], help="Changes to our runs. Repeat it for more variants.")
     options.add_argument("--target", type=float, help="Loss whose time is reported. Default: nanoGPT's.")
     options.add_argument("--every", type=int, default=250, help="Steps between evaluations. Default: 250.")
-    options.add_argument("--race", type=int, default=0, help="Measure speed only: rounds of 40 steps each, in turns.")
     return options.parse_args()
 
 
@@ -229,9 +212,6 @@ def main() -> None:
         for changes in given.set or [""]:
             name = f"{Path(recipe).stem} {changes}".strip()
             contenders[name] = partial(ours, recipe, data, tuple(changes.split()))
-    if given.race:
-        race({name: make() for name, make in contenders.items()}, given.race, 40)
-        return
     results = {name: show(name, curve(make(), given.every), target) for name, make in contenders.items()}
     for name, (seconds, best) in results.items():
         ratio = results["nanoGPT"][0] / seconds if "nanoGPT" in results else float("nan")

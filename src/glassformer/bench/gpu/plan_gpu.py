@@ -16,17 +16,19 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from glassformer.bench.commands import parser
-from glassformer.bench.gpu.device import require_gpu
-from glassformer.bench.gpu.train_gpu import CONTEXT, USED, VOCAB, measure, ours
+from glassformer.bench.commands import parser, random_batch
+from glassformer.bench.gpu.device import gpu_seconds, require_gpu
 from glassformer.config import presets
 from glassformer.sizing.devices import H200, Device
 from glassformer.sizing.parameters import count
 from glassformer.sizing.plan import STEP, plan, work
-from glassformer.training.objective import Batch
+from glassformer.training.graph import CapturedStep
+from glassformer.training.loop import prepare_state
+from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
 PROFILED, CHECKED = 64, (64, 32, 12)
-CONFIG = presets.gpt2(vocab_size=VOCAB)
+CONTEXT, VOCAB, USED = 1024, 50304, 512
+CONFIG = presets.gpt2(vocab_size=VOCAB, dropout=0.0)
 NAMES = {
     "attention": ("sdpa", "flash", "fmha", "cudnn::fusion"),
     "products": ("nvjet", "gemm", "xmma", "cutlass", "splitkreduce"),
@@ -53,16 +55,29 @@ def rates(kernels: Seconds, clock: float, batch: int, base: Device) -> Device:
     )
 
 
-def batch_of(rows: int) -> Batch:
-    ids = torch.randint(0, USED, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
-    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(torch.device("cuda"))
+def step_of(rows: int) -> Callable[[], Any]:
+    """Return our training step on one batch of that many sequences, captured as a CUDA graph."""
+    run = Run(
+        model=CONFIG,
+        optim=Optim(lr=6e-4),
+        schedule=Schedule("constant", warmup=0),
+        loop=Loop(steps=100_000, batch=rows),
+        machine=Machine(device="cuda", precision="bfloat16", stream="float32", compile="yes"),
+    )
+    state, batch = prepare_state(run), random_batch(rows, CONTEXT, USED, device="cuda")
+    step = CapturedStep(state)
+    return lambda: step(state, batch)
 
 
-def profiled(step: Callable[[Batch], Any], batch: Batch, steps: int = 3) -> Seconds:
+def seconds_per_step(step: Callable[[], Any], steps: int) -> float:
+    return gpu_seconds(lambda: [step() for _ in range(steps)]) / steps
+
+
+def profiled(step: Callable[[], Any], steps: int = 3) -> Seconds:
     """Return the seconds of a step's kernels by kind."""
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         for _ in range(steps):
-            step(batch)
+            step()
         torch.cuda.synchronize()
     found = dict.fromkeys((*NAMES, "rest"), 0.0)
     for event in seen.events():
@@ -89,11 +104,11 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = True
     device = replace(H200, capacity=float(torch.cuda.mem_get_info()[1]))
     for rows in CHECKED:
-        batch, (step, _) = batch_of(rows), ours(rows, "float32")
-        measure(step, [batch], 5)  # compiles and captures
-        clock = statistics.median(measure(step, [batch], 10)[0] for _ in range(3))
+        step = step_of(rows)
+        seconds_per_step(step, 5)  # compiles and captures
+        clock = statistics.median(seconds_per_step(step, 10) for _ in range(3))
         if rows == PROFILED:
-            kernels = profiled(step, batch)
+            kernels = profiled(step)
             device = rates(kernels, clock, rows, device)
             show(device, kernels, clock)
         predicted = plan(CONFIG, 1, device, "data", rows, CONTEXT).step

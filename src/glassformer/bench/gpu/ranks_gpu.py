@@ -33,7 +33,7 @@ from unittest import mock
 
 import torch
 
-from glassformer.bench.commands import in_turns, parser, spread
+from glassformer.bench.commands import in_turns, parser, random_batch, spread
 from glassformer.bench.gpu.device import require_gpu
 from glassformer.config import presets
 from glassformer.training import accelerate, loop, open_session, read_run, resume_session
@@ -146,10 +146,7 @@ def large_run(device: str, batch: int, tiny: bool, **machine: Any) -> Run:
 
 
 def draw(run: Run, number: int = 0) -> Batch:
-    generator = torch.Generator().manual_seed(number)
-    ids = torch.randint(0, min(512, run.model.vocab_size), (run.loop.batch, run.context + 1), generator=generator)
-    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-    return batch.to(torch.device(run.machine.device))
+    return random_batch(run.loop.batch, run.context, min(512, run.model.vocab_size), number, run.machine.device)
 
 
 def losses(run: Run, group: Group) -> list[float]:

@@ -5,22 +5,27 @@ that the file names, in the same folder:
 
     @claim("rope-relative")
     def rope_relative(lab: Lab) -> Iterator[Finding]:
-        yield lab.exact("q R_m . k R_n = q R_(n-m) k", holds=sympy.simplify(difference) == 0, why="...")
+        yield lab.exact("score = q^T R_(n-m) k", sympy.simplify(difference) == 0)
 
     @figure("rope-relative", "Scores by offset", height=3.0)
     def draw(lab: Lab, fig: Figure) -> None:
         ax = fig.canvas.subplots()
 
-A check yields one Finding per piece of evidence. If `lab.broken` is set, it examines the same statement with its
-hypothesis violated as `control` describes, and at least one Finding must then fail: a check that cannot fail proves
-nothing. An erratum contains a runnable example that sets `holds`: whether the source's statement holds there. It must
-not.
+A check yields one Finding per piece of evidence. Its `why`, the reason for its bound, is in the table `[evidence]` of
+the TOML file under its id. `<name>` in such a key stands for any text, and may be used in the sentence:
+
+    "<pairing>: Toeplitz" = "an angle p theta is rounded by about p u"
+
+If `lab.broken` is set, a check examines the same statement with its hypothesis violated as `control` describes, and at
+least one Finding must then fail: a check that cannot fail proves nothing. An erratum contains a runnable example that
+sets `holds`: whether the source's statement holds there. It must not.
 """
 
 import enum
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from glassformer.errors import install
@@ -38,6 +43,8 @@ Draw = Callable[["Lab"], "Figure"]
 ERRATUM = "erratum"
 """Kind of a Finding about an error in a source; it is not evidence for the statement itself."""
 
+PLACEHOLDER = re.compile(r"<([a-z_]\w*)>")
+"""In a key of `[evidence]`: any text. In its sentence: that text, or the value of that name in the Finding."""
 CHECKS: dict[str, Check] = {}
 FIGURES: dict[str, Draw] = {}
 
@@ -149,19 +156,38 @@ class Claim:
     module: str
     """Module of the check and the figure, in the folder of the chapter."""
     sources: tuple[Source, ...]
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    """The reason for the bound of each piece of evidence, by its id."""
     errata: tuple[Erratum, ...] = ()
     knobs: tuple[Knob, ...] = ()
     slow: bool = False
     """True if the check trains a model or takes minutes: it runs only with --slow."""
     has_figure: bool = True
 
-    @property
-    def check(self) -> Check:
-        return CHECKS[self.id]
+    def check(self, lab: "Lab") -> Iterator[Finding]:
+        """Yield the evidence, each piece with its reason."""
+        for part in CHECKS[self.id](lab):
+            yield part if part.why else replace(part, why=self.reason(part))
+
+    def reason(self, part: Finding) -> str:
+        """Return the sentence for a piece of evidence: of the keys that fit, the one with most text of its own."""
+        for key in sorted(self.evidence, key=lambda key: len(PLACEHOLDER.sub("", key)), reverse=True):
+            found = re.fullmatch(id_pattern(key), part.id)
+            if found:
+                break
+        else:
+            raise KeyError(f"[evidence] of {self.id} has no reason for {part.id!r}")
+        values = {**part.evidence, **found.groupdict()}
+        return PLACEHOLDER.sub(lambda name: str(values[name[1]]), self.evidence[key])
 
     @property
     def figure(self) -> Draw | None:
         return FIGURES.get(self.id)
+
+
+def id_pattern(key: str) -> str:
+    """Return the regular expression of the ids that a key of `[evidence]` stands for."""
+    return PLACEHOLDER.sub(r"(?P<\1>.+)", re.escape(key))
 
 
 def claim(id: str) -> Callable[[Check], Check]:
@@ -214,35 +240,33 @@ class Lab:
 
         return torch.Generator().manual_seed(1_000_003 * self.seed + stream)
 
-    # one constructor per kind of evidence, so that each has its required arguments
+    # one constructor per kind of evidence, so that each has its required arguments; `Claim.check` adds the reason
 
-    def exact(self, id: str, holds: bool, why: str, **evidence: Any) -> Finding:
+    def exact(self, id: str, holds: bool, **evidence: Any) -> Finding:
         """Return the Finding of a proof or an identity, which holds or does not hold."""
-        return self._mark(Kind.EXACT, Finding.judge(id, 0.0 if holds else 1.0, 0.0, why, **evidence))
+        return self._mark(Kind.EXACT, Finding.judge(id, 0.0 if holds else 1.0, 0.0, "", **evidence))
 
-    def exhaustive(self, id: str, wrong: int, cases: int, why: str, **evidence: Any) -> Finding:
+    def exhaustive(self, id: str, wrong: int, cases: int, **evidence: Any) -> Finding:
         """Return the Finding of an enumeration: no case may be wrong, and there must be at least one case."""
         measured = float(wrong) if cases else float("nan")
-        return self._mark(Kind.EXHAUSTIVE, Finding.judge(id, measured, 0.0, why, cases=cases, **evidence))
+        return self._mark(Kind.EXHAUSTIVE, Finding.judge(id, measured, 0.0, "", cases=cases, **evidence))
 
     def statistical(
-        self, id: str, measured: float, bound: float, delta: float, why: str, low: float | None = None, **evidence: Any
+        self, id: str, measured: float, bound: float, delta: float, low: float | None = None, **evidence: Any
     ) -> Finding:
         """Return the Finding of a sample statistic; `delta` is the probability that it exceeds its bound by chance."""
-        found = Finding.within(id, measured, low, bound, why, delta=delta, seed=self.seed, **evidence)
+        found = Finding.within(id, measured, low, bound, "", delta=delta, seed=self.seed, **evidence)
         return self._mark(Kind.STATISTICAL, found)
 
     def numerical(
-        self, id: str, measured: float, bound: float | None, why: str, low: float | None = None, **evidence: Any
+        self, id: str, measured: float, bound: float | None, low: float | None = None, **evidence: Any
     ) -> Finding:
         """Return the Finding of a measurement with a derived tolerance, or with a minimum `low` that it must exceed."""
-        return self._mark(Kind.NUMERICAL, Finding.within(id, measured, low, bound, why, **evidence))
+        return self._mark(Kind.NUMERICAL, Finding.within(id, measured, low, bound, "", **evidence))
 
-    def empirical(
-        self, id: str, measured: float, low: float | None, high: float | None, why: str, **evidence: Any
-    ) -> Finding:
+    def empirical(self, id: str, measured: float, low: float | None, high: float | None, **evidence: Any) -> Finding:
         """Return the Finding of a measurement with its recorded range."""
-        found = Finding.within(id, measured, low, high, why, seed=self.seed, **evidence)
+        found = Finding.within(id, measured, low, high, "", seed=self.seed, **evidence)
         return self._mark(Kind.EMPIRICAL, found)
 
     def skipped(self, id: str, kind: Kind, why: str, remedy: str = "") -> Finding:
@@ -255,13 +279,27 @@ class Lab:
         return finding
 
 
-def solve(lab: Lab, id: str, prove: Callable[[Any], bool], why: str, **evidence: Any) -> Finding:
+def solve(lab: Lab, id: str, prove: Callable[[Any], bool], **evidence: Any) -> Finding:
     """Evidence by z3: `prove(z3)` returns whether the solver gave the required answer. Without z3 it is skipped."""
     try:
         import z3
     except ImportError:
         return lab.skipped(id, Kind.EXACT, "z3 is not installed, so this proof did not run", install("theory"))
-    return lab.exact(id, prove(z3), why, solver="z3", **evidence)
+    return lab.exact(id, prove(z3), solver="z3", **evidence)
+
+
+def impossible(z3: Any, *conditions: Any) -> bool:
+    """Return whether z3 proves that nothing satisfies all conditions."""
+    solver = z3.Solver()
+    solver.add(*conditions)
+    return bool(solver.check() == z3.unsat)
+
+
+def possible(z3: Any, *conditions: Any) -> bool:
+    """Return whether z3 finds something that satisfies all conditions."""
+    solver = z3.Solver()
+    solver.add(*conditions)
+    return bool(solver.check() == z3.sat)
 
 
 def reached(claim: Claim, parts: Sequence[Mapping[str, Any]]) -> Badge:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, Mistake, exercise
+from glassformer.theory.exercises.exercise import Arguments, Array, Mistake, exercise
 
 SCALED = " / np.sqrt(k.shape[-1])"
 SCALES = (
@@ -24,21 +24,11 @@ def attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     return weights @ v, weights
 
 
-def _attention_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, S: int, K: int, U: int, size: float = 1.0, hint: str = "") -> Case:
-        q, k, v = rng.normal(size=(T, K)) * size, rng.normal(size=(S, K)) * size, rng.normal(size=(S, U))
-        return Case(label, {"q": q, "k": k, "v": v}, hint)
-
-    large = made(
-        "scores around 1000", 4, 4, 4, 3, 30.0, "large scores overflow: subtract each row's maximum before exp"
-    )
-    large.arguments["q"][0] = large.arguments["k"][0] = 30.0  # a score of 1800 in every draw
-    return [
-        made("5 queries and 5 keys", 5, 5, 4, 4),
-        made("3 queries, 7 keys, width 5, values of width 2", 3, 7, 5, 2),
-        made("one query", 1, 6, 3, 3),
-        large,
-    ]
+def _attention_case(rng: np.random.Generator, T: int, S: int, K: int, U: int, size: float = 1.0) -> Arguments:
+    q, k, v = rng.normal(size=(T, K)) * size, rng.normal(size=(S, K)) * size, rng.normal(size=(S, U))
+    if size > 1:
+        q[0] = k[0] = size  # a large score in every draw
+    return {"q": q, "k": k, "v": v}
 
 
 def inspect_pattern(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
@@ -63,7 +53,7 @@ OVERFLOW = Mistake(
 )
 
 ATTENTION = exercise(
-    "attention", solve=attention, cases=_attention_cases, inspect=inspect_pattern, mistakes=(*SCALES, AXIS, OVERFLOW)
+    "attention", solve=attention, draw=_attention_case, inspect=inspect_pattern, mistakes=(*SCALES, AXIS, OVERFLOW)
 )
 
 
@@ -76,14 +66,8 @@ def causal_weights(scores: Array) -> Array:
     return weights / weights.sum(-1, keepdims=True)
 
 
-def _mask_cases(rng: np.random.Generator) -> list[Case]:
-    large = "a masked score must be below every other score: use -inf, and subtract the row maximum before exp"
-    return [
-        Case("5 positions", {"scores": rng.normal(size=(5, 5))}),
-        Case("one position", {"scores": rng.normal(size=(1, 1))}),
-        Case("8 positions and very negative scores", {"scores": rng.normal(size=(8, 8)) * 5 - 2000}, large),
-        Case("4 positions and scores around 1000", {"scores": 1000 * rng.normal(size=(4, 4)) + 1500}, large),
-    ]
+def _mask_case(rng: np.random.Generator, T: int, scale: float = 1.0, shift: float = 0.0) -> Arguments:
+    return {"scores": rng.normal(size=(T, T)) * scale + shift}
 
 
 def _inspect_mask(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
@@ -98,7 +82,7 @@ def _inspect_mask(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
 
 
 CAUSAL = exercise(
-    "causal-mask", solve=causal_weights, cases=_mask_cases, inspect=_inspect_mask, mistakes=(AXIS, OVERFLOW)
+    "causal-mask", solve=causal_weights, draw=_mask_case, inspect=_inspect_mask, mistakes=(AXIS, OVERFLOW)
 )
 
 
@@ -112,20 +96,10 @@ def cross_attention(x: Array, memory: Array, padding: Array, w_q: Array, w_k: Ar
     return weights @ v
 
 
-def _cross_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, S: int, D: int, K: int, padded: int = 0, hint: str = "") -> Case:
-        w = {name: rng.normal(size=(D, K)) for name in ("w_q", "w_k", "w_v")}
-        padding = np.arange(S) >= S - padded
-        return Case(
-            label, {"x": rng.normal(size=(T, D)), "memory": rng.normal(size=(S, D)), "padding": padding, **w}, hint
-        )
-
-    return [
-        made("5 target and 5 source positions", 5, 5, 4, 3, padded=2),
-        made("3 target and 7 source positions", 3, 7, 5, 2, padded=3),
-        made("one target position", 1, 6, 4, 4, padded=1),
-        made("no padding", 4, 6, 3, 3, hint="with no padding every source position may be attended to"),
-    ]
+def _cross_case(rng: np.random.Generator, T: int, S: int, D: int, K: int, padded: int = 0) -> Arguments:
+    w = {name: rng.normal(size=(D, K)) for name in ("w_q", "w_k", "w_v")}
+    padding = np.arange(S) >= S - padded
+    return {"x": rng.normal(size=(T, D)), "memory": rng.normal(size=(S, D)), "padding": padding, **w}
 
 
-CROSS = exercise("cross-attention", solve=cross_attention, cases=_cross_cases, mistakes=(*SCALES, AXIS))
+CROSS = exercise("cross-attention", solve=cross_attention, draw=_cross_case, mistakes=(*SCALES, AXIS))

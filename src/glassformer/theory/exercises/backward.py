@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise, softmax
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise, softmax
 
 
 def cross_entropy(logits: Array, targets: Array, ignored: int) -> tuple[float, Array]:
@@ -19,22 +19,15 @@ def cross_entropy(logits: Array, targets: Array, ignored: int) -> tuple[float, A
     return loss, d_logits
 
 
-def _loss_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, n: int, V: int, hidden: int, size: float = 1.0, shift: float = 0.0, hint: str = "") -> Case:
-        targets = rng.integers(0, V, n)
-        targets[rng.permutation(n)[:hidden]] = -100
-        return Case(
-            label, {"logits": size * rng.normal(size=(n, V)) + shift, "targets": targets, "ignored": -100}, hint
-        )
-
-    return [
-        made("6 positions, 5 tokens", 6, 5, 0),
-        made("8 positions, 3 of them ignored", 8, 7, 3),
-        made("logits around 2000", 4, 5, 1, 3.0, 2000.0, "exp overflows: subtract each row's maximum first"),
-    ]
+def _loss_case(
+    rng: np.random.Generator, n: int, V: int, hidden: int, size: float = 1.0, shift: float = 0.0
+) -> Arguments:
+    targets = rng.integers(0, V, n)
+    targets[rng.permutation(n)[:hidden]] = -100
+    return {"logits": size * rng.normal(size=(n, V)) + shift, "targets": targets, "ignored": -100}
 
 
-LOSS = exercise("nano-loss", solve=cross_entropy, cases=_loss_cases)
+LOSS = exercise("nano-loss", solve=cross_entropy, draw=_loss_case)
 
 
 def attention_backward(q: Array, k: Array, v: Array, d_out: Array) -> tuple[Array, Array, Array]:
@@ -48,15 +41,12 @@ def attention_backward(q: Array, k: Array, v: Array, d_out: Array) -> tuple[Arra
     return d_scores @ k, d_scores.T @ q, d_v
 
 
-def _backward_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, K: int, U: int) -> Case:
-        shapes = {"q": (T, K), "k": (T, K), "v": (T, U), "d_out": (T, U)}
-        return Case(label, {name: rng.normal(size=shape) for name, shape in shapes.items()})
-
-    return [made("5 positions of width 4", 5, 4, 4), made("values of another width", 6, 3, 2), made("square", 4, 4, 4)]
+def _backward_case(rng: np.random.Generator, T: int, K: int, U: int) -> Arguments:
+    shapes = {"q": (T, K), "k": (T, K), "v": (T, U), "d_out": (T, U)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
 
-ATTENTION = exercise("nano-attention-backward", solve=attention_backward, cases=_backward_cases)
+ATTENTION = exercise("nano-attention-backward", solve=attention_backward, draw=_backward_case)
 
 
 def norm_backward(x: Array, gain: Array, eps: float, d_y: Array) -> tuple[Array, Array, Array]:
@@ -71,12 +61,9 @@ def norm_backward(x: Array, gain: Array, eps: float, d_y: Array) -> tuple[Array,
     return d_x, d_gain, d_bias
 
 
-def _norm_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, d: int, eps: float) -> Case:
-        arrays = {"x": 2 * rng.normal(size=(T, d)) + 1, "gain": rng.normal(size=d)}
-        return Case(label, {**arrays, "eps": eps, "d_y": rng.normal(size=(T, d))})
-
-    return [made("5 rows of width 6", 5, 6, 1e-5), made("square", 4, 4, 1e-5), made("a large eps", 3, 5, 0.5)]
+def _norm_case(rng: np.random.Generator, T: int, d: int, eps: float) -> Arguments:
+    arrays = {"x": 2 * rng.normal(size=(T, d)) + 1, "gain": rng.normal(size=d)}
+    return {**arrays, "eps": eps, "d_y": rng.normal(size=(T, d))}
 
 
-NORM = exercise("nano-norm-backward", solve=norm_backward, cases=_norm_cases)
+NORM = exercise("nano-norm-backward", solve=norm_backward, draw=_norm_case)

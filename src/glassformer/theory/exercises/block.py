@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise, softmax
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise, softmax
 
 
 def layer_norm(x: Array, gain: Array, bias: Array, eps: float) -> Array:
@@ -15,23 +15,9 @@ def layer_norm(x: Array, gain: Array, bias: Array, eps: float) -> Array:
     return gain * (centred / np.sqrt(variance + eps)) + bias
 
 
-def _norm_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, d: int, size: float = 1.0, eps: float = 1e-5, hint: str = "") -> Case:
-        x = size * rng.normal(size=(T, d)) + rng.normal()
-        return Case(label, {"x": x, "gain": rng.normal(size=d), "bias": rng.normal(size=d), "eps": eps}, hint)
-
-    flat = {"x": np.full((2, 4), 3.0), "gain": np.ones(4), "bias": np.arange(4.0), "eps": 1e-5}
-    return [
-        made("5 rows of width 8", 5, 8),
-        made("square input", 4, 4, 3.0),
-        made("one row", 1, 6),
-        made("tiny rows and a large eps", 3, 5, 1e-2, 1e-2, "add eps to the variance, under the square root"),
-        Case(
-            "rows whose entries are all equal",
-            flat,
-            "the variance is 0, and eps prevents a division by 0: the result is the bias",
-        ),
-    ]
+def _norm_case(rng: np.random.Generator, T: int, d: int, size: float = 1.0, eps: float = 1e-5) -> Arguments:
+    x = size * rng.normal(size=(T, d)) + rng.normal()
+    return {"x": x, "gain": rng.normal(size=d), "bias": rng.normal(size=d), "eps": eps}
 
 
 def _inspect_norm(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
@@ -39,7 +25,7 @@ def _inspect_norm(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
     return "" if np.isfinite(values[0]).all() else hint
 
 
-NORM = exercise("layer-norm", solve=layer_norm, cases=_norm_cases, inspect=_inspect_norm)
+NORM = exercise("layer-norm", solve=layer_norm, draw=_norm_case, inspect=_inspect_norm)
 
 
 def norm(x: Array, gain: Array) -> Array:
@@ -64,19 +50,16 @@ def block(x: Array, gain_1: Array, w_qkv: Array, w_o: Array, gain_2: Array, w_up
     return x + feed(norm(x, gain_2), w_up, w_down)
 
 
-def _block_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, d: int, f: int) -> Case:
-        w = {
-            "gain_1": 1 + 0.3 * rng.normal(size=d),
-            "w_qkv": rng.normal(size=(d, 3 * d)) / d**0.5,
-            "w_o": rng.normal(size=(d, d)) / d**0.5,
-            "gain_2": 1 + 0.3 * rng.normal(size=d),
-            "w_up": rng.normal(size=(d, f)) / d**0.5,
-            "w_down": rng.normal(size=(f, d)) / f**0.5,
-        }
-        return Case(label, {"x": 2 * rng.normal(size=(T, d)), **w})
-
-    return [made("5 positions of width 6", 5, 6, 24), made("one position", 1, 4, 16), made("width 3", 7, 3, 5)]
+def _block_case(rng: np.random.Generator, T: int, d: int, f: int) -> Arguments:
+    w = {
+        "gain_1": 1 + 0.3 * rng.normal(size=d),
+        "w_qkv": rng.normal(size=(d, 3 * d)) / d**0.5,
+        "w_o": rng.normal(size=(d, d)) / d**0.5,
+        "gain_2": 1 + 0.3 * rng.normal(size=d),
+        "w_up": rng.normal(size=(d, f)) / d**0.5,
+        "w_down": rng.normal(size=(f, d)) / f**0.5,
+    }
+    return {"x": 2 * rng.normal(size=(T, d)), **w}
 
 
-PRE_NORM = exercise("pre-norm-block", solve=block, cases=_block_cases)
+PRE_NORM = exercise("pre-norm-block", solve=block, draw=_block_case)

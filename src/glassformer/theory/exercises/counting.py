@@ -1,8 +1,10 @@
 """Exercises about counting: parameters of a block and of GPT-2, n-gram estimates."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Case, exercise
+from glassformer.theory.exercises.exercise import Arguments, exercise
 
 
 def block_parameters(d: int, f: int) -> int:
@@ -13,16 +15,7 @@ def block_parameters(d: int, f: int) -> int:
     return attention + feedforward + norms
 
 
-BLOCK = exercise(
-    "block-parameters",
-    solve=block_parameters,
-    cases=lambda rng: [
-        Case("d 512, f 2048", {"d": 512, "f": 2048}),
-        Case("d 768, f 3072", {"d": 768, "f": 3072}),
-        Case("d 64, f 100", {"d": 64, "f": 100}, "f is not always 4d: use the given f"),
-        Case("d 1, f 1", {"d": 1, "f": 1}),
-    ],
-)
+BLOCK = exercise("block-parameters", solve=block_parameters)
 
 
 def gpt2_parameters(vocab: int, context: int, d: int, layers: int) -> int:
@@ -34,16 +27,7 @@ def gpt2_parameters(vocab: int, context: int, d: int, layers: int) -> int:
     return tokens + positions + layers * block + final
 
 
-GPT2 = exercise(
-    "gpt2-parameters",
-    solve=gpt2_parameters,
-    cases=lambda rng: [
-        Case("GPT-2 small", {"vocab": 50257, "context": 1024, "d": 768, "layers": 12}),
-        Case("GPT-2 medium", {"vocab": 50257, "context": 1024, "d": 1024, "layers": 24}),
-        Case("a tiny one", {"vocab": 11, "context": 5, "d": 2, "layers": 3}),
-        Case("no block at all", {"vocab": 7, "context": 3, "d": 4, "layers": 0}),
-    ],
-)
+GPT2 = exercise("gpt2-parameters", solve=gpt2_parameters)
 
 
 def ngram(tokens: list[int], context: list[int], word: int) -> float:
@@ -53,38 +37,13 @@ def ngram(tokens: list[int], context: list[int], word: int) -> float:
     return after.count(word) / len(after) if after else 0.0
 
 
-def _ngram_cases(rng: np.random.Generator) -> list[Case]:
-    end = "the occurrence at the very end of the corpus is followed by nothing, so the denominator does not count it"
-    text = [int(t) for t in rng.integers(0, 3, 40)]
-    return [
-        Case("a corpus that ends with the context", {"tokens": [1, 2, 1, 3, 1], "context": [1], "word": 2}, end),
-        Case(
-            "two words of context, also at the end",
-            {"tokens": [5, 6, 7, 5, 6, 8, 5, 6], "context": [5, 6], "word": 7},
-            end,
-        ),
-        Case("40 random tokens", {"tokens": text, "context": text[10:12], "word": text[12]}),
-        Case(
-            "overlapping occurrences",
-            {"tokens": [4, 4, 4, 4, 9], "context": [4, 4], "word": 4},
-            "occurrences may overlap: test every position",
-        ),
-        Case(
-            "a context that never occurs",
-            {"tokens": [1, 2, 3], "context": [9], "word": 1},
-            "return 0.0 if the context is never followed by anything",
-        ),
-        Case(
-            "a context at the very end only",
-            {"tokens": [1, 2, 3], "context": [3], "word": 1},
-            "return 0.0 if the context is never followed by anything",
-        ),
-        Case(
-            "no context",
-            {"tokens": [1, 2, 2, 3], "context": [], "word": 2},
-            "with an empty context the estimate is the relative frequency of the word",
-        ),
-    ]
+def _ngram_case(
+    rng: np.random.Generator, tokens: Sequence[int] = (), context: Sequence[int] = (), word: int = 0
+) -> Arguments:
+    if not tokens:
+        tokens = [int(t) for t in rng.integers(0, 3, 40)]
+        context, word = tokens[10:12], tokens[12]
+    return {"tokens": list(tokens), "context": list(context), "word": word}
 
 
-NGRAM = exercise("ngram", solve=ngram, cases=_ngram_cases)
+NGRAM = exercise("ngram", solve=ngram, draw=_ngram_case)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise
 
 
 def next_logits(model: dict[str, Array], tokens: list[int]) -> Array:
@@ -31,24 +31,16 @@ def greedy(model: dict[str, Array], prompt: list[int], n: int, stop: int) -> lis
     return tokens[len(prompt) :]
 
 
-def _greedy_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, V: int, n: int, stops: bool, hint: str = "") -> Case:
-        while True:
-            model, prompt = _model(rng, V, 6), [int(t) for t in rng.integers(0, V, 3)]
-            new = greedy(model, prompt, n, -1)
-            fresh = [t for t in range(2, n - 1) if new[t] not in new[:t]]
-            if len(set(new)) >= 4 and fresh:  # a text that moves, and a token to stop at
-                stop = new[fresh[0]] if stops else V
-                return Case(label, {"model": model, "prompt": prompt, "n": n, "stop": stop}, hint)
-
-    return [
-        made("8 new tokens", 9, 8, False),
-        made("a stop token that comes early", 9, 10, True, "the stop token ends the text and is its last token"),
-        made("6 new tokens of 12", 12, 6, False),
-    ]
+def _greedy_case(rng: np.random.Generator, V: int, n: int, stops: bool = False) -> Arguments:
+    while True:
+        model, prompt = _model(rng, V, 6), [int(t) for t in rng.integers(0, V, 3)]
+        new = greedy(model, prompt, n, -1)
+        fresh = [t for t in range(2, n - 1) if new[t] not in new[:t]]
+        if len(set(new)) >= 4 and fresh:  # a text that moves, and a token to stop at
+            return {"model": model, "prompt": prompt, "n": n, "stop": new[fresh[0]] if stops else V}
 
 
-GREEDY = exercise("greedy-decoding", solve=greedy, cases=_greedy_cases)
+GREEDY = exercise("greedy-decoding", solve=greedy, draw=_greedy_case)
 
 
 def beam_search(model: dict[str, Array], prompt: list[int], n: int, beams: int) -> tuple[list[int], float]:
@@ -66,23 +58,15 @@ def beam_search(model: dict[str, Array], prompt: list[int], n: int, beams: int) 
     return running[0]
 
 
-def _beam_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, V: int, n: int, beams: int, differs: bool) -> Case:
-        while True:
-            model, prompt = _model(rng, V, 5), [int(t) for t in rng.integers(0, V, 2)]
-            found = [beam_search(model, prompt, n, width) for width in (1, beams)]
-            if not differs or found[1][1] > found[0][1] + 0.01:  # a text that greedy decoding does not find
-                return Case(label, {"model": model, "prompt": prompt, "n": n, "beams": beams})
-
-    return [
-        made("3 beams, 4 new tokens", 6, 4, 3, True),
-        made("4 beams, 5 new tokens", 5, 5, 4, True),
-        made("one beam, which is greedy decoding", 6, 4, 1, False),
-        made("one new token", 7, 1, 3, False),
-    ]
+def _beam_case(rng: np.random.Generator, V: int, n: int, beams: int, differs: bool = False) -> Arguments:
+    while True:
+        model, prompt = _model(rng, V, 5), [int(t) for t in rng.integers(0, V, 2)]
+        found = [beam_search(model, prompt, n, width) for width in (1, beams)]
+        if not differs or found[1][1] > found[0][1] + 0.01:  # a text that greedy decoding does not find
+            return {"model": model, "prompt": prompt, "n": n, "beams": beams}
 
 
-BEAM = exercise("beam-search", solve=beam_search, cases=_beam_cases)
+BEAM = exercise("beam-search", solve=beam_search, draw=_beam_case)
 
 
 def sample(model: dict[str, Array], prompt: list[int], uniforms: list[float], tau: float) -> list[int]:
@@ -96,23 +80,16 @@ def sample(model: dict[str, Array], prompt: list[int], uniforms: list[float], ta
     return tokens[len(prompt) :]
 
 
-def _sample_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, V: int, n: int, tau: float) -> Case:
-        while True:
-            arguments: dict[str, Any] = {
-                "model": _model(rng, V, 6),
-                "prompt": [int(t) for t in rng.integers(0, V, 3)],
-                "uniforms": [float(u) for u in rng.uniform(0.02, 0.98, n)],
-                "tau": tau,
-            }
-            if len(set(sample(**arguments))) >= 4:
-                return Case(label, arguments)
-
-    return [
-        made("12 tokens at temperature 1", 8, 12, 1.0),
-        made("temperature 2", 9, 15, 2.0),
-        made("temperature 0.5", 11, 15, 0.5),
-    ]
+def _sample_case(rng: np.random.Generator, V: int, n: int, tau: float) -> Arguments:
+    while True:
+        arguments: Arguments = {
+            "model": _model(rng, V, 6),
+            "prompt": [int(t) for t in rng.integers(0, V, 3)],
+            "uniforms": [float(u) for u in rng.uniform(0.02, 0.98, n)],
+            "tau": tau,
+        }
+        if len(set(sample(**arguments))) >= 4:
+            return arguments
 
 
-SAMPLE = exercise("nano-generate", solve=sample, cases=_sample_cases)
+SAMPLE = exercise("nano-generate", solve=sample, draw=_sample_case)

@@ -20,6 +20,7 @@ import numpy as np
 from glassformer.errors import GlassformerError
 
 Array = np.ndarray
+Arguments = dict[str, Any]
 SECONDS = 10
 """Limit of processor time for one submission; the limit of wall-clock time is twice this."""
 
@@ -128,20 +129,29 @@ def _words(module: str) -> dict[str, dict[str, Any]]:
 def exercise(
     id: str,
     solve: Callable[..., Any],
-    cases: Callable[[np.random.Generator], list[Case]],
+    draw: Callable[..., Mapping[str, Any]] = lambda rng, **arguments: arguments,
     mistakes: tuple[Mistake, ...] = (),
-    **judges: Any,
+    **others: Any,
 ) -> Exercise:
     """Return an exercise whose words are in `words/MODULE.toml`, where MODULE is the module of `solve`.
 
-    `mistakes` are those that exercises share or that a judge uses; `judges` are `inspect` and `accepts`.
+    The words list the cases, each with a label, an optional hint, and what `draw` needs to draw the arguments.
+    Default: these are the arguments themselves. `mistakes` are those that exercises share or that a judge uses;
+    `others` are `inspect`, `accepts` and, if they are not in the words, `cases`.
     """
     words = dict(_words(solve.__module__.rpartition(".")[2])[id])
+    rows = words.pop("cases", [])
+
+    def cases(rng: np.random.Generator) -> list[Case]:
+        drawn = [draw(rng, **{name: row[name] for name in row if name not in ("label", "hint")}) for row in rows]
+        return [Case(row["label"], made, row.get("hint", "")) for row, made in zip(rows, drawn, strict=True)]
+
     listed = words.pop("mistakes", [])
     own = [Mistake(one["message"], dict(one["edits"])) for one in listed]
     broken = tuple(mistake for mistake, one in zip(own, listed, strict=True) if one.get("planted"))
     texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in words.items()}
-    return Exercise(solve=solve, cases=cases, mistakes=(*mistakes, *own), broken=broken, **judges, **texts)
+    facts = {"cases": cases, "mistakes": (*mistakes, *own), "broken": broken, **others, **texts}
+    return Exercise(solve=solve, **facts)
 
 
 @lru_cache(maxsize=1024)

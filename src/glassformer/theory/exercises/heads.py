@@ -3,7 +3,7 @@
 import numpy as np
 
 from glassformer.theory.exercises.attention import SCALES
-from glassformer.theory.exercises.exercise import Array, Case, exercise, softmax
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise, softmax
 
 
 def multi_head(x: Array, w_q: Array, w_k: Array, w_v: Array, w_o: Array, n_heads: int) -> Array:
@@ -19,20 +19,12 @@ def multi_head(x: Array, w_q: Array, w_k: Array, w_v: Array, w_o: Array, n_heads
     return joined @ w_o
 
 
-def _heads_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, D: int, n_heads: int) -> Case:
-        w = {name: rng.normal(size=(D, D)) / D**0.5 for name in ("w_q", "w_k", "w_v", "w_o")}
-        return Case(label, {"x": rng.normal(size=(T, D)), **w, "n_heads": n_heads})
-
-    return [
-        made("6 positions, width 12, 3 heads", 6, 12, 3),
-        made("4 positions, width 8, 2 heads", 4, 8, 2),
-        made("one head", 5, 6, 1),
-        made("as many heads as components", 3, 4, 4),
-    ]
+def _heads_case(rng: np.random.Generator, T: int, D: int, n_heads: int) -> Arguments:
+    w = {name: rng.normal(size=(D, D)) / D**0.5 for name in ("w_q", "w_k", "w_v", "w_o")}
+    return {"x": rng.normal(size=(T, D)), **w, "n_heads": n_heads}
 
 
-HEADS = exercise("multi-head", solve=multi_head, cases=_heads_cases, mistakes=SCALES)
+HEADS = exercise("multi-head", solve=multi_head, draw=_heads_case, mistakes=SCALES)
 
 
 def cache_step(
@@ -46,18 +38,10 @@ def cache_step(
     return y, k, v
 
 
-def _cache_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, S: int, D: int, K: int, U: int, hint: str = "") -> Case:
-        cache = {"cache_k": rng.normal(size=(S, K)), "cache_v": rng.normal(size=(S, U))}
-        w = {"w_q": rng.normal(size=(D, K)), "w_k": rng.normal(size=(D, K)), "w_v": rng.normal(size=(D, U))}
-        return Case(label, {"x": rng.normal(size=D), **cache, **w}, hint)
-
-    empty = "with an empty cache the token attends only to itself, so y is its own value"
-    return [
-        made("a cache of 4 tokens", 4, 5, 4, 4),
-        made("a cache of 9 tokens, values of width 2", 9, 5, 3, 2),
-        made("an empty cache", 0, 5, 4, 3, empty),
-    ]
+def _cache_case(rng: np.random.Generator, S: int, D: int, K: int, U: int) -> Arguments:
+    cache = {"cache_k": rng.normal(size=(S, K)), "cache_v": rng.normal(size=(S, U))}
+    w = {"w_q": rng.normal(size=(D, K)), "w_k": rng.normal(size=(D, K)), "w_v": rng.normal(size=(D, U))}
+    return {"x": rng.normal(size=D), **cache, **w}
 
 
-CACHE = exercise("kv-cache", solve=cache_step, cases=_cache_cases, mistakes=SCALES)
+CACHE = exercise("kv-cache", solve=cache_step, draw=_cache_case, mistakes=SCALES)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise
 from glassformer.theory.exercises.model import attend, feed, gpt, norm, softmax
 
 __all__ = ["attend", "feed", "norm", "softmax"]
@@ -62,18 +62,9 @@ def _state(rng: np.random.Generator, V: int, N: int, D: int, layers: int) -> dic
     return {name: (name in gains) + 0.3 * rng.normal(size=shape) for name, shape in shapes.items()}
 
 
-def _loading_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, V: int, D: int, heads: int, layers: int) -> Case:
-        tokens = [int(t) for t in rng.integers(0, V, T)]
-        return Case(
-            label, {"tokens": tokens, "state": _state(rng, V, 8, D, layers), "n_layers": layers, "n_heads": heads}
-        )
-
-    return [
-        made("2 layers, width 12, 3 heads", 6, 13, 12, 3, 2),
-        made("3 layers, width 8, 2 heads", 8, 9, 8, 2, 3),
-        made("one token", 1, 5, 6, 2, 1),
-    ]
+def _loading_case(rng: np.random.Generator, T: int, V: int, D: int, n_heads: int, n_layers: int) -> Arguments:
+    tokens = [int(t) for t in rng.integers(0, V, T)]
+    return {"tokens": tokens, "state": _state(rng, V, 8, D, n_layers), "n_layers": n_layers, "n_heads": n_heads}
 
 
-LOADING = exercise("gpt2-weights", solve=gpt2_logits, cases=_loading_cases)
+LOADING = exercise("gpt2-weights", solve=gpt2_logits, draw=_loading_case)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise, softmax
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise, softmax
 
 
 def induction_scores(patterns: Array, tokens: list[int]) -> Array:
@@ -16,23 +16,15 @@ def induction_scores(patterns: Array, tokens: list[int]) -> Array:
     return total / count
 
 
-def _induction_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, H: int, before: int, block: int, copies: int, hint: str = "") -> Case:
-        ids = [int(t) for t in rng.permutation(50)]
-        tokens = ids[:before] + ids[before : before + block] * copies
-        T = len(tokens)
-        patterns = np.where(np.tri(T, dtype=bool), 2 * rng.normal(size=(H, T, T)), -np.inf)
-        return Case(label, {"patterns": softmax(patterns), "tokens": tokens}, hint)
-
-    return [
-        made("a block of 5 and its copy, 3 heads", 3, 0, 5, 2),
-        made("3 other tokens first", 2, 3, 4, 2),
-        made("three copies", 4, 2, 4, 3, "a token with several earlier occurrences counts the most recent one"),
-        made("one head", 1, 4, 6, 2),
-    ]
+def _induction_case(rng: np.random.Generator, H: int, before: int, block: int, copies: int = 2) -> Arguments:
+    ids = [int(t) for t in rng.permutation(50)]
+    tokens = ids[:before] + ids[before : before + block] * copies
+    T = len(tokens)
+    patterns = np.where(np.tri(T, dtype=bool), 2 * rng.normal(size=(H, T, T)), -np.inf)
+    return {"patterns": softmax(patterns), "tokens": tokens}
 
 
-INDUCTION = exercise("induction-score", solve=induction_scores, cases=_induction_cases)
+INDUCTION = exercise("induction-score", solve=induction_scores, draw=_induction_case)
 
 
 def collapse(x: Array, w_q: Array, w_k: Array, w_v: Array, skip: bool) -> tuple[Array, Array]:
@@ -48,21 +40,14 @@ def collapse(x: Array, w_q: Array, w_k: Array, w_v: Array, skip: bool) -> tuple[
     return np.array(ratios), np.array(deviations)
 
 
-def _collapse_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, D: int, layers: int, skip: bool) -> Case:
-        w_q, w_k, w_v = (rng.normal(size=(layers, D, D)) / D**0.5 for _ in range(3))
-        if skip:  # small enough that the scores of late layers stay moderate
-            w_q, w_k, w_v = 0.5 * w_q, 0.5 * w_k, 0.5 * w_v
-        return Case(label, {"x": rng.normal(size=(T, D)), "w_q": w_q, "w_k": w_k, "w_v": w_v, "skip": skip})
-
-    return [
-        made("50 layers, 8 tokens, no skip", 8, 12, 50, False),
-        made("10 layers with a skip", 8, 12, 10, True),
-        made("3 layers, 6 tokens of width 6", 6, 6, 3, False),
-    ]
+def _collapse_case(rng: np.random.Generator, T: int, D: int, layers: int, skip: bool = False) -> Arguments:
+    w_q, w_k, w_v = (rng.normal(size=(layers, D, D)) / D**0.5 for _ in range(3))
+    if skip:  # small enough that the scores of late layers stay moderate
+        w_q, w_k, w_v = 0.5 * w_q, 0.5 * w_k, 0.5 * w_v
+    return {"x": rng.normal(size=(T, D)), "w_q": w_q, "w_k": w_k, "w_v": w_v, "skip": skip}
 
 
-COLLAPSE = exercise("rank-collapse", solve=collapse, cases=_collapse_cases)
+COLLAPSE = exercise("rank-collapse", solve=collapse, draw=_collapse_case)
 
 
 def logit_attribution(terms: Array, gain: Array, head: Array, eps: float) -> Array:
@@ -72,15 +57,12 @@ def logit_attribution(terms: Array, gain: Array, head: Array, eps: float) -> Arr
     return centred / scale * gain @ head
 
 
-def _attribution_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, C: int, D: int, V: int) -> Case:
-        terms = rng.normal(size=(C, D)) + rng.normal(size=(C, 1))
-        return Case(label, {"terms": terms, "gain": rng.normal(size=D), "head": rng.normal(size=(D, V)), "eps": 1e-2})
-
-    return [made("5 terms of width 8", 5, 8, 11), made("9 terms", 9, 6, 4), made("the embedding alone", 1, 5, 7)]
+def _attribution_case(rng: np.random.Generator, C: int, D: int, V: int) -> Arguments:
+    terms = rng.normal(size=(C, D)) + rng.normal(size=(C, 1))
+    return {"terms": terms, "gain": rng.normal(size=D), "head": rng.normal(size=(D, V)), "eps": 1e-2}
 
 
-ATTRIBUTION = exercise("logit-attribution", solve=logit_attribution, cases=_attribution_cases)
+ATTRIBUTION = exercise("logit-attribution", solve=logit_attribution, draw=_attribution_case)
 
 
 def gradient_step(x: Array, y: Array, w: Array, eta: float, query: Array) -> tuple[Array, Array]:
@@ -90,17 +72,10 @@ def gradient_step(x: Array, y: Array, w: Array, eta: float, query: Array) -> tup
     return query @ w + weights @ values, weights
 
 
-def _gradient_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, n: int, D: int, m: int, eta: float, zero: bool) -> Case:
-        w = np.zeros((D, m)) if zero else rng.normal(size=(D, m))
-        return Case(label, {"x": rng.normal(size=(n, D)), "y": rng.normal(size=(n, m)), "w": w, "eta": eta,
-                            "query": rng.normal(size=D)})  # fmt: skip
-
-    return [
-        made("6 examples, a start that is not zero", 6, 3, 2, 0.1, False),
-        made("a start at zero and step size 1", 5, 4, 3, 1.0, True),
-        made("one example", 1, 3, 2, 0.5, False),
-    ]
+def _gradient_case(rng: np.random.Generator, n: int, D: int, m: int, eta: float, zero: bool = False) -> Arguments:
+    w = np.zeros((D, m)) if zero else rng.normal(size=(D, m))
+    x, y, query = (rng.normal(size=size) for size in ((n, D), (n, m), D))
+    return {"x": x, "y": y, "w": w, "eta": eta, "query": query}
 
 
-GRADIENT = exercise("gradient-step", solve=gradient_step, cases=_gradient_cases)
+GRADIENT = exercise("gradient-step", solve=gradient_step, draw=_gradient_case)

@@ -1,10 +1,11 @@
 """Exercises about whole models: a GPT with its logits, a tied head, an encoder from a decoder, weights of GPT-2."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise, softmax
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise, softmax
 
 Weights = dict[str, Any]
 
@@ -50,26 +51,19 @@ def _block(rng: np.random.Generator, D: int, F: int) -> Weights:
     return w | {f"bias_{n}": 0.3 * rng.normal(size=D) for n in (1, 2)}
 
 
-def _gpt_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, V: int, D: int, heads: int, layers: int, context: int) -> Case:
-        weights = {
-            "tokens": rng.normal(size=(V, D)),
-            "positions": rng.normal(size=(context, D)),
-            "blocks": [_block(rng, D, 2 * D) for _ in range(layers)],
-            "gain": 1 + 0.3 * rng.normal(size=D),
-            "bias": 0.3 * rng.normal(size=D),
-            "head": rng.normal(size=(D, V)),
-        }
-        return Case(label, {"tokens": [int(t) for t in rng.integers(0, V, T)], "weights": weights, "n_heads": heads})
-
-    return [
-        made("6 tokens, 2 layers, 2 heads", 6, 11, 8, 2, 2, 9),
-        made("as many tokens as positions", 5, 7, 6, 3, 3, 5),
-        made("one token, one layer", 1, 5, 4, 2, 1, 6),
-    ]
+def _gpt_case(rng: np.random.Generator, T: int, V: int, D: int, n_heads: int, layers: int, context: int) -> Arguments:
+    weights = {
+        "tokens": rng.normal(size=(V, D)),
+        "positions": rng.normal(size=(context, D)),
+        "blocks": [_block(rng, D, 2 * D) for _ in range(layers)],
+        "gain": 1 + 0.3 * rng.normal(size=D),
+        "bias": 0.3 * rng.normal(size=D),
+        "head": rng.normal(size=(D, V)),
+    }
+    return {"tokens": [int(t) for t in rng.integers(0, V, T)], "weights": weights, "n_heads": n_heads}
 
 
-GPT = exercise("gpt", solve=gpt, cases=_gpt_cases)
+GPT = exercise("gpt", solve=gpt, draw=_gpt_case)
 
 
 def tied_head(tokens: list[int], hidden: Array, table: Array, d_logits: Array, d_x: Array) -> tuple[Array, Array, int]:
@@ -80,22 +74,14 @@ def tied_head(tokens: list[int], hidden: Array, table: Array, d_logits: Array, d
     return logits, d_table, table.size
 
 
-def _tied_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, tokens: list[int], V: int, D: int, hint: str = "") -> Case:
-        T = len(tokens)
-        arrays = {name: rng.normal(size=shape) for name, shape in
-                  {"hidden": (T, D), "table": (V, D), "d_logits": (T, V), "d_x": (T, D)}.items()}  # fmt: skip
-        return Case(label, {"tokens": tokens, **arrays}, hint)
-
-    twice = "a token that occurs several times gets the gradients of all its occurrences"
-    return [
-        made("4 different tokens", [int(t) for t in rng.permutation(9)[:4]], 9, 5),
-        made("a token that occurs three times", [2, 5, 2, 0, 2], 7, 4, twice),
-        made("as many tokens as components", [1, 3, 0], 6, 3),
-    ]
+def _tied_case(rng: np.random.Generator, V: int, D: int, tokens: Sequence[int] = ()) -> Arguments:
+    tokens = list(tokens) or [int(t) for t in rng.permutation(V)[:4]]
+    T = len(tokens)
+    shapes = {"hidden": (T, D), "table": (V, D), "d_logits": (T, V), "d_x": (T, D)}
+    return {"tokens": tokens, **{name: rng.normal(size=shape) for name, shape in shapes.items()}}
 
 
-TIED = exercise("tied-head", solve=tied_head, cases=_tied_cases)
+TIED = exercise("tied-head", solve=tied_head, draw=_tied_case)
 
 
 def masked_attention(x: Array, w_qkv: Array, real: Array, causal: bool) -> Array:
@@ -108,17 +94,9 @@ def masked_attention(x: Array, w_qkv: Array, real: Array, causal: bool) -> Array
     return softmax(np.where(allowed, scores, -np.inf))
 
 
-def _masked_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, T: int, D: int, padded: int, causal: bool) -> Case:
-        return Case(label, {"x": rng.normal(size=(T, D)), "w_qkv": rng.normal(size=(D, 3 * D)) / D**0.5,
-                            "real": np.arange(T) < T - padded, "causal": causal})  # fmt: skip
-
-    return [
-        made("an encoder with padding", 6, 4, 2, False),
-        made("a decoder with padding", 6, 4, 2, True),
-        made("an encoder without padding", 5, 3, 0, False),
-        made("a decoder without padding", 5, 3, 0, True),
-    ]
+def _masked_case(rng: np.random.Generator, T: int, D: int, padded: int, causal: bool) -> Arguments:
+    x, w_qkv = rng.normal(size=(T, D)), rng.normal(size=(D, 3 * D)) / D**0.5
+    return {"x": x, "w_qkv": w_qkv, "real": np.arange(T) < T - padded, "causal": causal}
 
 
-ENCODER = exercise("encoder-from-decoder", solve=masked_attention, cases=_masked_cases)
+ENCODER = exercise("encoder-from-decoder", solve=masked_attention, draw=_masked_case)

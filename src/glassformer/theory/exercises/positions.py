@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise
 
 
 def sinusoidal(n: int, d: int) -> Array:
@@ -15,16 +15,7 @@ def sinusoidal(n: int, d: int) -> Array:
     return table
 
 
-SINUSOIDAL = exercise(
-    "sinusoidal",
-    solve=sinusoidal,
-    cases=lambda rng: [
-        Case("6 positions of width 8", {"n": 6, "d": 8}),
-        Case("50 positions of width 16", {"n": 50, "d": 16}),
-        Case("width 2", {"n": 5, "d": 2}),
-        Case("one position", {"n": 1, "d": 6}),
-    ],
-)
+SINUSOIDAL = exercise("sinusoidal", solve=sinusoidal)
 
 
 def rope(x: Array, positions: Array, base: float) -> Array:
@@ -39,23 +30,11 @@ def rope(x: Array, positions: Array, base: float) -> Array:
     return rotated
 
 
-def _rope_cases(rng: np.random.Generator) -> list[Case]:
-    return [
-        Case("4 rows at positions 0 to 3", {"x": rng.normal(size=(4, 6)), "positions": np.arange(4), "base": 10000.0}),
-        Case(
-            "positions 3, 100, 7",
-            {"x": rng.normal(size=(3, 8)), "positions": np.array([3, 100, 7]), "base": 10000.0},
-            "use the given positions for the angle, not the row index",
-        ),
-        Case(
-            "base 100",
-            {"x": rng.normal(size=(5, 4)), "positions": np.arange(2, 7), "base": 100.0},
-            "use the given base, not 10000",
-        ),
-    ]
+def _rope_case(rng: np.random.Generator, d: int, positions: list[int], base: float = 10000.0) -> Arguments:
+    return {"x": rng.normal(size=(len(positions), d)), "positions": np.array(positions), "base": base}
 
 
-ROPE = exercise("rope", solve=rope, cases=_rope_cases)
+ROPE = exercise("rope", solve=rope, draw=_rope_case)
 
 
 def extrapolation(
@@ -76,18 +55,12 @@ def extrapolation(
     return np.array(learned), np.array(sinusoids), np.array(rotary), np.array(alibi)
 
 
-def _extrapolation_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, d: int, trained: int, distance: int, positions: list[int]) -> Case:
-        q, k, table = rng.normal(size=d), rng.normal(size=d), rng.normal(size=(trained, d))
-        slope = float(rng.uniform(0.1, 0.5))
-        arguments = {"q": q, "k": k, "table": table, "slope": slope, "distance": distance, "positions": positions}
-        return Case(label, arguments)
-
-    return [
-        made("8 trained positions, distance 2", 6, 8, 2, [3, 5, 7, 8, 9, 20, 100]),
-        made("16 trained positions, distance 5", 8, 16, 5, [5, 10, 15, 16, 40]),
-        made("distance 9", 4, 12, 9, [10, 11, 12, 50]),
-    ]
+def _extrapolation_case(
+    rng: np.random.Generator, d: int, trained: int, distance: int, positions: list[int]
+) -> Arguments:
+    q, k, table = rng.normal(size=d), rng.normal(size=d), rng.normal(size=(trained, d))
+    slope = float(rng.uniform(0.1, 0.5))
+    return {"q": q, "k": k, "table": table, "slope": slope, "distance": distance, "positions": positions}
 
 
-EXTRAPOLATION = exercise("position-extrapolation", solve=extrapolation, cases=_extrapolation_cases)
+EXTRAPOLATION = exercise("position-extrapolation", solve=extrapolation, draw=_extrapolation_case)

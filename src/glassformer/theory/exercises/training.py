@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise
 
 
 def batch(tokens: Array, starts: Sequence[int] | Array, length: int) -> tuple[Array, Array]:
@@ -14,16 +14,14 @@ def batch(tokens: Array, starts: Sequence[int] | Array, length: int) -> tuple[Ar
     return inputs, targets
 
 
-def _batch_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, n: int, B: int, length: int) -> Case:
-        starts = [int(s) for s in rng.integers(2, n - length - 2, B)]
-        return Case(label, {"tokens": rng.permutation(n), "starts": starts, "length": length})
-
-    end = Case("a sequence at the very end", {"tokens": rng.permutation(9), "starts": [4, 1, 2, 3], "length": 4})
-    return [made("3 sequences of 4 tokens", 30, 3, 4), made("5 sequences of 5 tokens", 40, 5, 5), end]
+def _batch_case(
+    rng: np.random.Generator, n: int, length: int, sequences: int = 0, starts: Sequence[int] = ()
+) -> Arguments:
+    starts = list(starts) or [int(s) for s in rng.integers(2, n - length - 2, sequences)]
+    return {"tokens": rng.permutation(n), "starts": starts, "length": length}
 
 
-BATCH = exercise("nano-batch", solve=batch, cases=_batch_cases)
+BATCH = exercise("nano-batch", solve=batch, draw=_batch_case)
 
 
 def adamw(
@@ -39,19 +37,16 @@ def adamw(
     return w, m, v
 
 
-def _adamw_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, step: int, decay: float, eps: float = 1e-3) -> Case:
-        w, g, m = rng.normal(size=(3, 3, 4))
-        v = rng.uniform(0.1, 2, (3, 4))
-        if step == 1:
-            m, v = np.zeros((3, 4)), np.zeros((3, 4))
-        numbers = {"step": step, "lr": 0.05, "beta1": 0.9, "beta2": 0.95, "eps": eps, "decay": decay}
-        return Case(label, {"w": w, "g": g, "m": m, "v": v, **numbers})
-
-    return [made("the first step", 1, 0.1), made("step 7", 7, 0.1), made("step 1000 without decay", 1000, 0.0)]
+def _adamw_case(rng: np.random.Generator, step: int, decay: float) -> Arguments:
+    w, g, m = rng.normal(size=(3, 3, 4))
+    v = rng.uniform(0.1, 2, (3, 4))
+    if step == 1:
+        m, v = np.zeros((3, 4)), np.zeros((3, 4))
+    numbers = {"step": step, "lr": 0.05, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "decay": decay}
+    return {"w": w, "g": g, "m": m, "v": v, **numbers}
 
 
-ADAMW = exercise("nano-adamw", solve=adamw, cases=_adamw_cases)
+ADAMW = exercise("nano-adamw", solve=adamw, draw=_adamw_case)
 
 
 def learning_rate(step: int, steps: int, warmup: int, peak: float, floor: float) -> float:
@@ -62,15 +57,9 @@ def learning_rate(step: int, steps: int, warmup: int, peak: float, floor: float)
     return floor + (peak - floor) * (1 + np.cos(np.pi * done)) / 2
 
 
-def _schedule_cases(rng: np.random.Generator) -> list[Case]:
+def _schedule_case(rng: np.random.Generator, step: int, warmup: int) -> Arguments:
     peak = float(rng.uniform(0.5, 2) * 1e-3)
-    return [
-        Case(
-            f"step {step} of 100, warm-up {warmup}",
-            {"step": step, "steps": 100, "warmup": warmup, "peak": peak, "floor": peak / 10},
-        )
-        for step, warmup in ((0, 10), (4, 10), (9, 10), (10, 10), (37, 10), (99, 10), (0, 0), (80, 20))
-    ]
+    return {"step": step, "steps": 100, "warmup": warmup, "peak": peak, "floor": peak / 10}
 
 
-SCHEDULE = exercise("nano-schedule", solve=learning_rate, cases=_schedule_cases)
+SCHEDULE = exercise("nano-schedule", solve=learning_rate, draw=_schedule_case)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Array, Case, exercise, softmax
+from glassformer.theory.exercises.exercise import Arguments, Array, exercise, softmax
 
 
 def _logits(tokens: list[int], w: dict[str, Array], first: int, causal: bool, lost: int = -1) -> Array:
@@ -21,7 +21,7 @@ def _logits(tokens: list[int], w: dict[str, Array], first: int, causal: bool, lo
     return np.asarray(x @ w["embed"].T)
 
 
-def _measurements(rng: np.random.Generator, fault: str) -> dict[str, Any]:
+def _measurements(rng: np.random.Generator, fault: str) -> Arguments:
     """Measure a generator with a fault, as a student would: four runs over the same text."""
     T, V, D = 7, 9, 6
     shapes = {"embed": (V, D), "position": (T + 1, D), "query": (2, D, D), "key": (2, D, D), "value": (2, D, D)}
@@ -59,14 +59,7 @@ def triage(whole: Array, replaced: Array, prefixes: Array, cached: Array) -> int
     return 0
 
 
-def _triage_cases(rng: np.random.Generator) -> list[Case]:
-    labels = {"": "generator A", "M": "generator B", "P": "generator C", "C": "generator D", "PC": "generator E"}
-    cases = {fault: Case(label, _measurements(rng, fault)) for fault, label in labels.items()}
-    shifted = _measurements(rng, "P")  # a replaced token changes its own logits more than its neighbours
-    return [*cases.values(), Case("generator F", shifted)]
-
-
-TRIAGE = exercise("triage", solve=triage, cases=_triage_cases)
+TRIAGE = exercise("triage", solve=triage, draw=_measurements)
 
 
 def generate(prompt: list[int], w: dict[str, Array], n: int) -> tuple[list[int], Array]:
@@ -85,18 +78,11 @@ def generate(prompt: list[int], w: dict[str, Array], n: int) -> tuple[list[int],
     return text[len(prompt) :], np.array(chosen)
 
 
-def _generate_cases(rng: np.random.Generator) -> list[Case]:
-    def made(label: str, length: int, n: int, V: int, D: int) -> Case:
-        shapes = {"embed": (V, D), "position": (length + n, D), "head": (D, V)}
-        w = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-        w |= {name: rng.normal(size=(D, D)) / D**0.5 for name in ("query", "key", "value")}
-        return Case(label, {"prompt": [int(t) for t in rng.integers(0, V, length)], "w": w, "n": n})
-
-    return [
-        made("a prompt of 4 tokens, 5 new ones", 4, 5, 9, 6),
-        made("a prompt of one token", 1, 4, 7, 5),
-        made("one new token", 6, 1, 8, 4),
-    ]
+def _generate_case(rng: np.random.Generator, length: int, n: int, V: int, D: int) -> Arguments:
+    shapes = {"embed": (V, D), "position": (length + n, D), "head": (D, V)}
+    w = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    w |= {name: rng.normal(size=(D, D)) / D**0.5 for name in ("query", "key", "value")}
+    return {"prompt": [int(t) for t in rng.integers(0, V, length)], "w": w, "n": n}
 
 
-REPAIR = exercise("repair-generator", solve=generate, cases=_generate_cases)
+REPAIR = exercise("repair-generator", solve=generate, draw=_generate_case)

@@ -31,7 +31,7 @@ from glassformer.model.attention import Attention
 from glassformer.model.block import Block, Stack
 from glassformer.model.context import AttentionContext
 from glassformer.training.data.batches import IGNORED
-from glassformer.training.distributed.exchange import Ranks
+from glassformer.training.distributed.exchange import Ranks, exchange
 from glassformer.training.objective import Batch, document_positions
 from glassformer.training.run import Run
 
@@ -164,7 +164,8 @@ class ContextParallel:
         self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, *rest: Any
     ) -> Tensor:
         if isinstance(context, DividedContext):
-            k, v = _GatherKeys.apply(torch.cat([k, v], dim=-1), self.ranks).split([k.shape[-1], v.shape[-1]], dim=-1)
+            both = functools.partial(gather_keys, self.ranks), functools.partial(scatter_keys, self.ranks)
+            k, v = exchange(torch.cat([k, v], dim=-1), *both).split([k.shape[-1], v.shape[-1]], dim=-1)
         return attend(q, k, v, context, *rest)
 
     def _kernel(self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -187,18 +188,14 @@ def last_causal(queries: int, keys: int, device: torch.device) -> Any:
     return masks.causal(index[keys - queries :], index)
 
 
-class _GatherKeys(torch.autograd.Function):
-    """Forward: the keys and values (B,G,T,·) of all ranks, in the order of the sequence. Backward: sums, own part."""
+def gather_keys(ranks: Ranks, x: Tensor) -> Tensor:
+    """Return the keys and values (B,G,T,·) of all ranks, in the order of the sequence."""
+    halves = [part.chunk(2, dim=2) for part in ranks.all_gather(x)]
+    return torch.cat([*(first for first, _ in halves), *(last for _, last in reversed(halves))], dim=2)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        halves = [part.chunk(2, dim=2) for part in ranks.all_gather(x)]
-        return torch.cat([*(first for first, _ in halves), *(last for _, last in reversed(halves))], dim=2)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        n = ctx.ranks.size
-        chunks = gradient.chunk(2 * n, dim=2)
-        stacked = torch.stack([torch.cat([chunks[r], chunks[2 * n - 1 - r]], dim=2) for r in range(n)])
-        return ctx.ranks.reduce_scatter(stacked), None
+def scatter_keys(ranks: Ranks, gradient: Tensor) -> Tensor:
+    """Return this rank's part of the sum over ranks of the gradient of all keys and values."""
+    n = ranks.size
+    chunks = gradient.chunk(2 * n, dim=2)
+    return ranks.reduce_scatter(torch.stack([torch.cat([chunks[r], chunks[2 * n - 1 - r]], dim=2) for r in range(n)]))

@@ -12,12 +12,15 @@ Each is a pair: what one does in the forward pass, its partner does in the backw
 A part is a range of one dimension. Parts differ by at most one in length (`bounds`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
 
 
 def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
@@ -47,28 +50,28 @@ class Ranks:
         return bounds(length, self.rank, self.size)
 
     def copy(self, x: Tensor) -> Tensor:
-        out: Tensor = _Copy.apply(x, self)
-        return out
+        return exchange(x, lambda x: x.view_as(x), self.total)
 
     def add(self, x: Tensor) -> Tensor:
-        out: Tensor = _Add.apply(x, self)
-        return out
+        return exchange(x, self.total, lambda gradient: gradient)
 
     def gather(self, x: Tensor, dim: int, length: int) -> Tensor:
-        out: Tensor = _Gather.apply(x, dim, length, self)
-        return out
+        return exchange(x, lambda x: self.joined(x, dim, length), lambda gradient: self.summed_part(gradient, dim))
 
     def scatter(self, x: Tensor, dim: int) -> Tensor:
-        out: Tensor = _Scatter.apply(x, dim, self)
-        return out
+        length = x.shape[dim]
+        return exchange(x, lambda x: self.summed_part(x, dim), lambda gradient: self.joined(gradient, dim, length))
 
     def join(self, x: Tensor, dim: int, length: int) -> Tensor:
-        out: Tensor = _Join.apply(x, dim, length, self)
-        return out
+        return exchange(x, lambda x: self.joined(x, dim, length), lambda gradient: self.own(gradient, dim))
 
     def part(self, x: Tensor, dim: int) -> Tensor:
-        out: Tensor = _Part.apply(x, dim, self)
-        return out
+        length = x.shape[dim]
+        return exchange(x, lambda x: self.own(x, dim), lambda gradient: self.joined(gradient, dim, length))
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum of the ranks' tensors. Without gradients."""
+        return self.all_reduce(x.clone(memory_format=torch.contiguous_format))
 
     def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
         """Return the sum, or the largest, of the ranks' tensors. Without gradients; x is overwritten."""
@@ -118,66 +121,20 @@ def _pad(x: Tensor, dim: int, length: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim % x.dim()) + (0, missing)) if missing else x
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return x.view_as(x)
+class _Exchange(torch.autograd.Function):
+    """Apply one function in the forward pass, and its partner to the gradient in the backward pass."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
-
-
-class _Add(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        return ranks.all_reduce(x.clone(memory_format=torch.contiguous_format))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, length: int, ranks: Ranks) -> Tensor:
-        ctx.dim, ctx.ranks = dim, ranks
-        return ranks.joined(x, dim, length)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.ranks.summed_part(gradient, ctx.dim), None, None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, ranks: Ranks) -> Tensor:
-        ctx.dim, ctx.length, ctx.ranks = dim, x.shape[dim], ranks
-        return ranks.summed_part(x, dim)
+    def forward(ctx: Any, x: Tensor, function: Function, partner: Function) -> Tensor:
+        ctx.partner = partner
+        return function(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ranks.joined(gradient, ctx.dim, ctx.length), None, None
+        return ctx.partner(gradient), None, None
 
 
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, length: int, ranks: Ranks) -> Tensor:
-        ctx.dim, ctx.ranks = dim, ranks
-        return ranks.joined(x, dim, length)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.ranks.own(gradient, ctx.dim), None, None, None
-
-
-class _Part(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, ranks: Ranks) -> Tensor:
-        ctx.dim, ctx.length, ctx.ranks = dim, x.shape[dim], ranks
-        return ranks.own(x, dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ranks.joined(gradient, ctx.dim, ctx.length), None, None
+def exchange(x: Tensor, function: Function, partner: Function) -> Tensor:
+    """Return `function(x)`; the gradient of x is `partner` of the gradient of the result."""
+    out: Tensor = _Exchange.apply(x, function, partner)
+    return out

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from glassformer.config import ConfigError
 from glassformer.training.distributed.failure import Watch
 from glassformer.training.distributed.group import Group, local_rank
 from glassformer.training.run import Run, run_to_dict
+from glassformer.training.sinks import flat
 
 PATIENT = datetime.timedelta(minutes=30)
 """How long ranks wait for rank 0 alone: it may be counting n-grams or hashing a large checkpoint meanwhile."""
@@ -115,7 +115,7 @@ def identity(run: Run, data: Any, resumed: dict[str, Any] | None) -> dict[str, A
         "the version of glassformer": glassformer.__version__,
         "the source code of glassformer": _hash_of_code(),
         "the version of torch": torch.__version__,
-        **{name: value for name, value in _flat(run_to_dict(run)).items() if name not in OWN_PATHS},
+        **{name: value for name, value in flat(run_to_dict(run)).items() if name not in OWN_PATHS},
         "tokenizer.json": _sha256(data.tokenizer.to_json().encode()),
         "the token files": _sha256(json.dumps([getattr(data, "digest", None), data.facts(run)], default=str).encode()),
         "the checkpoint": resumed and f"step {resumed['step']}, {_sha256(json.dumps(resumed['sha256']).encode())}",
@@ -138,14 +138,6 @@ def difference(facts: list[dict[str, Any]]) -> str | None:
         f"ranks must train the same run, but {'; '.join(found[:SHOWN])}{more}: give all of them the same run file, "
         "data and version."
     )
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as `section.field`."""
-    out: dict[str, Any] = {}
-    for name, value in tables.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return out
 
 
 def _hash_of_code() -> str:

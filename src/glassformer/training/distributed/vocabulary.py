@@ -11,6 +11,7 @@ The loss runs in chunks where a single process does so as well. Where something 
 (preferences, measurements), they are gathered.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from glassformer.model import Model
 from glassformer.model.layers import Head
 from glassformer.sizing.step import PLAIN_LOGIT
-from glassformer.training.chunked_loss import chunk_rows, linear_cross_entropy
+from glassformer.training.chunked_loss import chunk_gradients, chunk_rows, head_gradients, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.distributed.exchange import Ranks
 from glassformer.training.objective import chunked
@@ -76,9 +77,12 @@ class Vocabulary:
         if not training:
             plain = self.plain_loss(rows, weight, head.bias, targets)
             return plain, plain
-        return linear_cross_entropy(rows, weight, targets, head.bias, *settings, gradients=self.head_gradients)
+        gradients = functools.partial(head_gradients, gradients=self.gradients)  # that of the states is a part of it
+        return linear_cross_entropy(rows, weight, targets, head.bias, *settings, gradients=gradients)
 
-    def statistics(self, z: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def statistics(
+        self, z: Tensor, targets: Tensor, ignored: int, smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return of each token: lse, the target's logit and the mean logit over all ranks; and which logit is its own.
 
         The last is the column of the target among the logits z (N, own ids) of this rank, and -1 if another has it.
@@ -91,39 +95,11 @@ class Vocabulary:
         return top + sums[0].log(), sums[1], sums[2] / self.whole, column
 
     def gradients(
-        self, logits: Tensor, targets: Tensor, settings: Settings, columns: int
+        self, logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (total, plain cross-entropy, gradient of the total with respect to the logits of this rank).
-
-        Only the first `columns` are logits; the gradient of the rest is 0.
-        """
-        ignored, smoothing, z_loss = settings
-        z = logits[:, :columns].float()
-        counted = targets != ignored
-        lse, picked, mean, column = self.statistics(z, targets, ignored)
-        plain = torch.where(counted, lse - picked, 0.0)
-        total, weight = plain, torch.ones_like(lse)
-        if smoothing:
-            total = (1 - smoothing) * plain + smoothing * torch.where(counted, lse - mean, 0.0)
-        if z_loss:
-            total = total + z_loss * torch.where(counted, lse.square(), 0.0)
-            weight = weight + 2 * z_loss * lse
-        gradient = (z - lse[:, None]).exp() * weight[:, None] - smoothing / self.whole
-        own = torch.arange(columns, device=z.device)[None, :] == column[:, None]
-        gradient = torch.where(counted[:, None], gradient - (1 - smoothing) * own, 0.0)
-        if columns != logits.shape[1]:
-            gradient = F.pad(gradient, (0, logits.shape[1] - columns))
-        return total.sum(), plain.sum(), gradient.to(logits.dtype)
-
-    def head_gradients(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings, columns: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return (total, plain, gradients of hidden, weight and bias) of one chunk; that of hidden is a part of it."""
-        logits = hidden @ weight.T
-        logits = logits if bias is None else logits + bias
-        total, plain, gradient = self.gradients(logits, targets, settings, columns)
-        d_bias = None if bias is None else gradient.sum(0, dtype=torch.float32)
-        return total, plain, gradient @ weight, gradient.T @ hidden, d_bias
+        """Return what `chunk_gradients` does, for the logits of this rank."""
+        settings = ignored, smoothing, z_loss, columns
+        return chunk_gradients(logits, targets, *settings, statistics=self.statistics, classes=self.whole)
 
     def plain_loss(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         """Return the summed cross-entropy, chunk by chunk, without gradients."""
@@ -139,7 +115,7 @@ class _LogitsLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, settings: Settings, ids: Vocabulary) -> Any:
-        total, plain, gradient = ids.gradients(logits, targets, settings, logits.shape[1])
+        total, plain, gradient = ids.gradients(logits, targets, *settings)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(plain)
         return total, plain

@@ -12,11 +12,11 @@ from glassformer.weights.keys import (
     Tied,
     activation,
     describe,
+    eps,
     flag,
     groups,
     head_dim,
     max_len,
-    number,
 )
 
 BASE: dict[str, Any] = {"kind": "encoder", "norm": {"kind": "rms_norm"}, "feedforward": {"kind": "gated"}}
@@ -27,7 +27,7 @@ EUROBERT = describe(
     BASE,
     (
         *(*SIZES, WIDTH, INIT, groups(), head_dim(), max_len(8192), Rope()),
-        *(number("rms_norm_eps", "norm.eps", 1e-5), activation("hidden_act", "silu")),
+        *(eps(1e-5), activation("hidden_act", "silu")),
         *(flag("attention_bias", "attention.bias", False), flag("mlp_bias", "feedforward.bias", False)),
         Tied("model.", "lm_head.weight", "embed_tokens.weight", default=False),
     ),
@@ -39,3 +39,4 @@ EUROBERT = describe(
         table="embed_tokens.weight",
     ),
 )
+FAMILIES = (EUROBERT,)

@@ -9,7 +9,18 @@ from glassformer.weights.encoders.parts import HeadNames, MaskedHead, Renamed, W
 from glassformer.weights.family import Source
 from glassformer.weights.hf.layers import FULL, SLIDING, RopeByType, Windows, all_full
 from glassformer.weights.hf.layouts import GATE_UP, QKV, Block
-from glassformer.weights.keys import INIT, SIZES, WIDTH, Dropout, Values, activation, describe, flag, max_len, number
+from glassformer.weights.keys import (
+    INIT,
+    SIZES,
+    WIDTH,
+    Dropout,
+    Values,
+    activation,
+    describe,
+    eps,
+    flag,
+    max_len,
+)
 
 HEAD = HeadNames("head.dense", "head.norm", "decoder")
 BASE: dict[str, Any] = {
@@ -48,7 +59,7 @@ MODERNBERT = describe(
     BASE,
     (
         *(*SIZES, WIDTH, INIT, activation("hidden_activation", "gelu"), max_len(8192)),
-        *(number("norm_eps", "norm.eps", 1e-5), flag("norm_bias", "norm.bias", False)),
+        *(eps(1e-5, "norm_eps"), flag("norm_bias", "norm.bias", False)),
         *(flag("attention_bias", "attention.bias", False), flag("mlp_bias", "feedforward.bias", False)),
         Dropout("mlp_dropout", "attention_dropout", "embedding_dropout"),
         *(Local(65, all_full), Renamed("global_rope_theta", "rope_theta")),
@@ -70,3 +81,4 @@ MODERNBERT = describe(
     ),
     embed="embeddings.tok_embeddings.weight",
 )
+FAMILIES = (MODERNBERT,)

@@ -6,8 +6,8 @@ from typing import Any
 
 from glassformer.config import Activation, Head, Learned, ModelConfig
 from glassformer.weights.convert import IDENTITY, Drop, Row, linear
-from glassformer.weights.errors import WeightsError
-from glassformer.weights.family import Source
+from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
+from glassformer.weights.family import Family, Source
 from glassformer.weights.hf.layouts import Block
 from glassformer.weights.keys import (
     INIT,
@@ -18,8 +18,10 @@ from glassformer.weights.keys import (
     Key,
     Values,
     activation,
+    describe,
+    eps,
     integer,
-    number,
+    lookup,
     only,
 )
 
@@ -43,15 +45,17 @@ FEEDFORWARD = {"feedforward.up": "intermediate.dense", "feedforward.down": "outp
 POST_NORMS = {"norm_attention": "attention.output.LayerNorm", "norm_feedforward": "output.LayerNorm"}
 BERT: Block = {**ATTENTION, **FEEDFORWARD, **POST_NORMS}
 """The names of BERT."""
-EMBEDDINGS = {
+OUTSIDE = {
     "embed.tokens": "embeddings.word_embeddings",
     "embed.segments": "embeddings.token_type_embeddings",
     "encoder.position": "embeddings.position_embeddings",
     "encoder.embed_norm": "embeddings.LayerNorm",
+    "pooler": "pooler.dense",
 }
-POOLER = {"pooler": "pooler.dense"}
+"""The names of BERT's modules that are in no block. Models that lack one of them ignore its row."""
+POSITION_IDS = Drop("{p}embeddings.position_ids", "0, 1, 2, ..., stored by old versions")
 IGNORED = (
-    Drop("{p}embeddings.position_ids", "0, 1, 2, ..., stored by old versions"),
+    POSITION_IDS,
     *(Drop(f"classifier.{x}", "a classifier is not part of the model", notice=True) for x in ("weight", "bias")),
 )
 
@@ -76,6 +80,15 @@ class HeadNames:
         return (*transform, matrix, bias)
 
 
+CLS = HeadNames(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
+LM_HEAD = HeadNames("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+
+
 @dataclass(frozen=True)
 class MaskedHead:
     """The masked-LM head, which base models and classifiers do not have."""
@@ -93,8 +106,7 @@ class MaskedHead:
             values["head"] = None
             return
         prefix, tie = source.prefix(self.prefix), source.flag("tie_word_embeddings", self.default)
-        head = source.head(self.prefix, f"{self.names.matrix}.weight", prefix + self.table, tie)
-        values["head.tied"] = head is not None and head.tied
+        values["head.tied"] = bool(source.head(self.prefix, f"{self.names.matrix}.weight", prefix + self.table, tie))
         values["head.transform"] = self.transform or values.get("feedforward.activation")
         values["head.bias"] = True
 
@@ -103,17 +115,14 @@ class MaskedHead:
 
 
 @dataclass(frozen=True)
-class Pooler:
+class Pooler(Entry):
     """BERT's pooler, whose presence only the tensors tell."""
 
     prefix: str
-    name: str = "pooler.dense.weight"
+    name: str = "pooler.dense"
 
     def read(self, source: Source, values: Values) -> None:
-        values["pooler"] = source.has(source.prefix(self.prefix) + self.name)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
+        values["pooler"] = source.has(f"{source.prefix(self.prefix)}{self.name}.weight")
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Pad:
+class Pad(Entry):
     """The default of `pad_token_id`."""
 
     id: int
@@ -143,12 +152,52 @@ class Pad:
     def read(self, source: Source, values: Values) -> None:
         source.data.setdefault("pad_token_id", self.id)
 
+
+class PadBeforePositions:
+    """RoBERTa's padding id, which is written as the one before the first row of positions."""
+
+    def read(self, source: Source, values: Values) -> None:
+        source.data.setdefault("pad_token_id", 1)
+
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
+        offset, pad = lookup(config, "position.offset") or 0, config.special.pad
+        if pad not in (None, offset - 1):
+            raise WeightsError(
+                f"special.pad={pad} cannot be written with position.offset={offset}: RoBERTa's positions start at the "
+                f"padding id plus 1, so set special.pad={offset - 1}, or {SAVE_AS_GLASS}."
+            )
+        data["pad_token_id"] = offset - 1
 
 
 @dataclass(frozen=True)
-class Renamed:
+class Width:
+    """The width of the embedding, and of the head that is tied to it. It comes after the head and the sizes."""
+
+    name: str
+    default: int
+    always: bool
+    """True: a projection follows the embedding even if the widths are equal."""
+    output: str = ""
+    """The key of the head's width, if the head has a width of its own."""
+    output_default: int = 0
+
+    def read(self, source: Source, values: Values) -> None:
+        width = source.integer(self.name, self.default)
+        if width != values["d_model"] or self.always:
+            values["embedding.width"] = width
+        if values.get("head", True) is not None:
+            head = source.integer(self.output, self.output_default) if self.output else width
+            if head != values["d_model"]:
+                values["head.width"] = head
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data[self.name] = config.embedding_width
+        if self.output:
+            data[self.output] = config.head_width
+
+
+@dataclass(frozen=True)
+class Renamed(Entry):
     """A key under an old name, which is only read."""
 
     old: str
@@ -157,22 +206,6 @@ class Renamed:
     def read(self, source: Source, values: Values) -> None:
         if source.data.get(self.old) is not None:
             source.data.setdefault(self.new, source.data[self.old])
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class ReadOnly:
-    """An entry that is not written."""
-
-    entry: Entry
-
-    def read(self, source: Source, values: Values) -> None:
-        self.entry.read(source, values)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -199,7 +232,7 @@ COMMON: tuple[Entry, ...] = (
 )
 """The keys of BERT, without positions, segments and head."""
 GELU = activation("hidden_act", "gelu")
-EPS = number("layer_norm_eps", "norm.eps", 1e-12)
+EPS = eps(1e-12, "layer_norm_eps")
 
 
 def segments(default: int = 2) -> Key:
@@ -218,14 +251,61 @@ def names(
     head: HeadNames,
     *,
     layers: str = "{p}encoder.layer.{i}",
-    outside: Mapping[str, str] = EMBEDDINGS,
+    outside: Mapping[str, str] | None = None,
     table: str = WORDS,
 ) -> Callable[[ModelConfig], tuple[Row, ...]]:
-    """Return the rows of an encoder. `outside` are modules that are in no block: our names and theirs."""
+    """Return the rows of an encoder. `outside` are modules that are in no block: our names, and theirs if they are not
+    those of BERT."""
     rows: list[Row] = []
-    for ours, theirs in outside.items():
+    for ours, theirs in {**OUTSIDE, **(outside or {})}.items():
         rows += linear(f"{{p}}{theirs}", ours)
     for ours, theirs_ in block.items():
         name, transform = (theirs_, IDENTITY) if isinstance(theirs_, str) else theirs_
         rows += linear(f"{layers}.{name}", *(f"{OURS}.{part}" for part in ours.split()), transform=transform)
     return lambda config: (*rows, *head.rows(config, f"{{p}}{table}"))
+
+
+def bert_like(
+    type: str,
+    class_name: str,
+    prefix: str,
+    head: HeadNames,
+    *entries: Entry,
+    base: Mapping[str, Any] = BASE,
+    block: Block = BERT,
+    outside: Mapping[str, str] | None = None,
+    rows: Callable[[ModelConfig], tuple[Row, ...]] | None = None,
+    act: str = "gelu",
+    pad: int = 0,
+    offset: int | None = 0,
+    norm_eps: float = 1e-12,
+    n_segments: int = 2,
+    transform: Activation | None = None,
+    tied: bool = True,
+    pooler: str = "pooler.dense",
+    drops: tuple[Drop, ...] = IGNORED,
+    **options: Any,
+) -> Family:
+    """Return a family with the keys of BERT and learned positions. `class_name` is the prefix of its classes.
+
+    `act`, `pad`, `norm_eps`, `n_segments` and `tied` are defaults of keys. With `offset=None`, positions start after
+    the padding id. With `pooler=""` or `n_segments=0`, the family has no pooler or no segments.
+    """
+    common: tuple[Entry, ...] = (
+        *(*COMMON, activation("hidden_act", act), eps(norm_eps, "layer_norm_eps")),
+        *(Pad(pad) if offset is not None else PadBeforePositions(), Table(offset)),
+        *((segments(n_segments),) if n_segments else ()),
+        MaskedHead(prefix, head, transform, default=tied),
+        *((Pooler(prefix, pooler),) if pooler else ()),
+    )
+    return describe(
+        type,
+        (f"{class_name}ForMaskedLM", f"{class_name}Model"),
+        base,
+        (*common, *entries),
+        rows or names(block, head, outside=outside),
+        prefix=prefix,
+        embed=WORDS,
+        drops=drops,
+        **options,
+    )

@@ -7,10 +7,11 @@ from glassformer.weights.hf import (
     deepseek,
     falcon,
     gemma,
-    glm,
+    gpt2,
     gpt_neo,
     gpt_oss,
     granite,
+    llama,
     llama_like,
     neox,
     olmo,
@@ -18,14 +19,13 @@ from glassformer.weights.hf import (
     other_moe,
     phi,
     qwen_moe,
-    smollm,
     squared_relu,
     stablelm,
     starcoder,
 )
 
 MODULES = (
-    *(llama_like, phi, neox, gpt_neo, opt, alibi, falcon, stablelm, olmo, granite, cohere, smollm, starcoder, glm),
+    *(gpt2, llama, llama_like, phi, neox, gpt_neo, opt, alibi, falcon, stablelm, olmo, granite, cohere, starcoder),
     *(squared_relu, gemma, qwen_moe, gpt_oss, deepseek, other_moe),
 )
 DECODERS: tuple[Family, ...] = tuple(family for module in MODULES for family in module.FAMILIES)

@@ -1,5 +1,6 @@
 """Entries of config.json that most families with Llama's key names share."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from glassformer.config.position import WaveLayout
@@ -10,14 +11,12 @@ from glassformer.weights.keys import (
     WIDTH,
     Derived,
     Entry,
-    Key,
     Tied,
     activation,
     flag,
     groups,
     head_dim,
     max_len,
-    number,
 )
 
 TIED = Tied("model.", "lm_head.weight", "embed_tokens.weight", default=True)
@@ -36,11 +35,6 @@ def classes(name: str) -> tuple[str, str]:
     return f"{name}ForCausalLM", f"{name}Model"
 
 
-def eps(default: float, name: str = "rms_norm_eps") -> Key:
-    """Return the entry of the norm's epsilon."""
-    return number(name, "norm.eps", default)
-
-
 def sizes(
     context: int,
     *,
@@ -57,5 +51,18 @@ def rope(theta: float = 10000.0, fraction: float | None = None, pairing: WaveLay
     return Rope(theta, pairing, fraction)
 
 
+SAME_BIAS = Derived("feedforward.bias", lambda values: values["attention.bias"])
+"""The feed-forward has biases if attention has them."""
 QK_NORM_EPS = Derived("attention.qk_norm.eps", lambda values: values["norm.eps"])
 """The norm of queries and keys has the epsilon of the model's norm."""
+
+
+def qk_norm(key: str, norm: Mapping[str, Any], default: bool = False, over: str = "head") -> tuple[Entry, Entry, Entry]:
+    """Return the entries of a flag that adds norms of queries and keys, with the epsilon of the model's norm."""
+    return (
+        flag(key, "_qk_norm", default, get=lambda config: config.attention.qk_norm is not None),
+        Derived(
+            "attention.qk_norm", lambda values: {**norm, "eps": values["norm.eps"]} if values["_qk_norm"] else None
+        ),
+        Derived("attention.qk_norm_over", lambda values: over if values["_qk_norm"] else "head"),
+    )

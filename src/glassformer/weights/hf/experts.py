@@ -1,5 +1,6 @@
 """Entries and memory layouts of mixtures of experts."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from glassformer.config import Dense, Gated, LayerKind, ModelConfig, MoE, Router
 from glassformer.weights.convert import Row, Shape, Transform, linear
 from glassformer.weights.family import Source
 from glassformer.weights.hf.layouts import OURS
-from glassformer.weights.keys import Values
+from glassformer.weights.keys import Values, lookup
 
 
 class TwoWay(NamedTuple):
@@ -119,6 +120,22 @@ class Mixture:
         data |= self.router.write(mixture.router)
         data |= self.shared.write(mixture.shared.d_ff if mixture.shared else 0, width)
         data |= self.sparse.write([isinstance(part, MoE) for part in parts])
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The limit of the gated experts. It comes after the entry of the mixture."""
+
+    name: str
+    default: float
+
+    def read(self, source: Source, values: Values) -> None:
+        mixture = values["feedforward"]
+        expert = dataclasses.replace(mixture.expert, limit=source.number(self.name, self.default))
+        values["feedforward"] = dataclasses.replace(mixture, expert=expert)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data[self.name] = lookup(config, "feedforward.expert.limit")
 
 
 def expert_rows(block: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> tuple[Row, ...]:

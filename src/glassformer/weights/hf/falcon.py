@@ -7,21 +7,20 @@ from glassformer.config import Alibi, ModelConfig
 from glassformer.weights.convert import PerHead, Row
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
-from glassformer.weights.hf.common import DENSE, INIT, LAYER_NORM, classes
+from glassformer.weights.hf.common import DENSE, INIT, LAYER_NORM, SAME_BIAS, classes
 from glassformer.weights.hf.layers import Rope
 from glassformer.weights.hf.layouts import QKV, Block, names
 from glassformer.weights.keys import (
     SIZES,
-    Derived,
     Dropout,
     Tied,
     Values,
     activation,
     describe,
+    eps,
     flag,
     integer,
     max_len,
-    number,
     same,
 )
 
@@ -82,9 +81,9 @@ FALCON = describe(
     (
         *(*SIZES, INIT, max_len(2048), activation("activation", "gelu"), Architecture(), Positions()),
         integer("ffn_hidden_size", "feedforward.d_ff", lambda values: 4 * values["d_model"], null=same),
-        number("layer_norm_epsilon", "norm.eps", 1e-5),
+        eps(1e-5, "layer_norm_epsilon"),
         flag("bias", "attention.bias", False),
-        Derived("feedforward.bias", lambda values: values["attention.bias"]),
+        SAME_BIAS,
         Dropout("hidden_dropout", "attention_dropout"),
         Tied("transformer.", "lm_head.weight", "word_embeddings.weight", default=True),
     ),

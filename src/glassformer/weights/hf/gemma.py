@@ -7,6 +7,7 @@ and keys, and rotates with another base in layers with a window.
 import math
 from typing import Any
 
+from glassformer.weights.hf.common import QK_NORM_EPS
 from glassformer.weights.hf.layers import Rope, RopeByType, Windows, every
 from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, GATED, LLAMA, QK_NORMS, names
 from glassformer.weights.keys import (
@@ -17,6 +18,7 @@ from glassformer.weights.keys import (
     Tied,
     activation,
     describe,
+    eps,
     flag,
     groups,
     head_dim,
@@ -42,7 +44,7 @@ COMMON = (
     WIDTH,
     INIT,
     head_dim(256),
-    number("rms_norm_eps", "norm.eps", 1e-6),
+    eps(1e-6),
     flag("attention_bias", "attention.bias", False),
     Derived("embedding.scale", lambda values: math.sqrt(values["d_model"])),
     Tied("model.", "lm_head.weight", "embed_tokens.weight", default=True),
@@ -82,7 +84,7 @@ GEMMA3 = describe(
     {**BASE, "placement": "sandwich", "attention": {"qk_norm": {"kind": "rms_norm", "offset": 1.0}}},
     (
         *(*COMMON, groups(4), max_len(131072), activation("hidden_activation", "gelu_pytorch_tanh"), SCALE),
-        Derived("attention.qk_norm.eps", lambda values: values["norm.eps"]),
+        QK_NORM_EPS,
         number("final_logit_softcapping", "head.softcap", None),
         Windows(4096, every(6, "sliding_window_pattern")),
         RopeByType(full=1e6, sliding=1e4, sliding_key="rope_local_base_freq"),

@@ -8,7 +8,7 @@ from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.hf.common import DENSE, INIT, LAYER_NORM, classes
 from glassformer.weights.hf.layouts import names
-from glassformer.weights.keys import Dropout, Tied, Values, activation, describe, integer, max_len, number, same
+from glassformer.weights.keys import Dropout, Tied, Values, activation, describe, eps, integer, max_len, same
 
 
 class AttentionTypes:
@@ -55,7 +55,7 @@ GPT_NEO = describe(
         integer("num_heads", "attention.n_heads"),
         integer("intermediate_size", "feedforward.d_ff", lambda values: 4 * values["d_model"], null=same),
         *(INIT, max_len(2048), activation("activation_function", "gelu_new")),
-        number("layer_norm_epsilon", "norm.eps", 1e-5),
+        eps(1e-5, "layer_norm_epsilon"),
         AttentionTypes(),
         Dropout("resid_dropout", "embed_dropout", "attention_dropout"),
         Tied("transformer.", "lm_head.weight", "wte.weight", default=True),

@@ -2,11 +2,11 @@
 
 from glassformer.config import ModelConfig, MoE
 from glassformer.weights.convert import Row
-from glassformer.weights.hf.common import RMS, UNTIED, classes, eps, rope, sizes
-from glassformer.weights.hf.experts import Mixture, Packed, fixed, packed_row
+from glassformer.weights.hf.common import RMS, UNTIED, classes, rope, sizes
+from glassformer.weights.hf.experts import Limit, Mixture, Packed, fixed, packed_row
 from glassformer.weights.hf.layers import Windows, every
 from glassformer.weights.hf.layouts import ATTENTION, OURS, PRE_NORMS, names
-from glassformer.weights.keys import Constant, Limit, describe, flag, only
+from glassformer.weights.keys import Constant, describe, eps, flag, only
 
 GATE_UP, DOWN = Packed(2, interleaved=True, transposed=True), Packed(transposed=True)
 

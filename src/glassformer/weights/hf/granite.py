@@ -2,10 +2,10 @@
 
 from glassformer.config import ModelConfig, MoE
 from glassformer.weights.convert import CONCATENATED, Row
-from glassformer.weights.hf.common import ATTENTION_BIAS, GATED, MLP_BIAS, RMS, UNTIED, classes, eps, rope, sizes
+from glassformer.weights.hf.common import ATTENTION_BIAS, GATED, MLP_BIAS, RMS, UNTIED, classes, rope, sizes
 from glassformer.weights.hf.experts import Mixture, Packed, packed_row, shared_width
 from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, LLAMA, PRE_NORMS, Block, names
-from glassformer.weights.keys import describe, number
+from glassformer.weights.keys import describe, eps, number
 
 FACTORS = (
     number("embedding_multiplier", "embedding.scale", 1.0),

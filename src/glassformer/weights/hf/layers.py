@@ -61,6 +61,20 @@ def all_sliding(layers: int, source: Source) -> list[str]:
     return [SLIDING] * layers
 
 
+def from_layer(default: int, switch: str = "") -> Types:
+    """Return the layer types in which the layers from `max_window_layers` on slide, if there is a window.
+
+    `switch` is a key that must be true for windows to be used.
+    """
+
+    def types(layers: int, source: Source) -> list[str]:
+        first, on = source.integer("max_window_layers", default), not switch or source.flag(switch, False)
+        on = on and bool(source.data.get("sliding_window", True))
+        return [SLIDING if on and i >= first else FULL for i in range(layers)]
+
+    return types
+
+
 @dataclass(frozen=True)
 class Windows:
     """Windows of the layers that `layer_types` calls sliding."""
@@ -77,16 +91,21 @@ class Windows:
     def read(self, source: Source, values: Values) -> None:
         width = source.integer("sliding_window", None if "sliding_window" in source.data else self.width)
         n = values["n_layers"]
-        if width is None and self.may_be_null:
+        if self.switch and not source.flag(self.switch, False):
+            width = None
+        if self.types is None:
+            source.only("layer_types", None, [SLIDING] * n, why="windows in some layers only")
+        if width is None and (self.may_be_null or self.types is None):
             values["_types"] = [FULL] * n
             return
         types = layer_types(source, n, self.types(n, source) if self.types else [SLIDING] * n)
         values["_types"] = types
         layers = tuple(i for i, kind in enumerate(types) if kind == SLIDING)
-        if (self.switch and not source.flag(self.switch, False)) or not layers or (width is None and not self.types):
+        if not layers:
             return
         if width is None:
-            raise WeightsError("config.json has layers of type 'sliding_attention' but no window: set sliding_window.")
+            needed = f"sliding_window and {self.switch}" if self.switch else "sliding_window"
+            raise WeightsError(f"config.json has layers of type 'sliding_attention' but no window: set {needed}.")
         values["attention.window"] = width
         values["attention.window_layers"] = None if len(layers) == n else layers
 

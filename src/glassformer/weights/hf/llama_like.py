@@ -1,5 +1,14 @@
-"""Relatives of Llama that differ in one or two settings: Arcee, Jais 2, Helium, ERNIE 4.5, Seed-OSS, CWM, Ministral."""
+"""Relatives of Llama that differ in one or two settings.
 
+Arcee, Jais 2, Helium, ERNIE 4.5, Seed-OSS, CWM and Ministral differ in norm, biases, activation or windows. In SmolLM3
+every fourth layer does not rotate queries and keys. GLM-4 rotates half of each head, interleaved; it has biases on q, k
+and v, and gate and up in one matrix. glm4 (GLM-4-0414, GLM-Z1) also has a norm after every branch, glm (GLM-4-9B) not.
+"""
+
+from typing import Any
+
+from glassformer.weights.errors import WeightsError
+from glassformer.weights.family import Source
 from glassformer.weights.hf.common import (
     ATTENTION_BIAS,
     DENSE,
@@ -8,16 +17,16 @@ from glassformer.weights.hf.common import (
     MLP_BIAS,
     NO_BIAS,
     RMS,
+    SAME_BIAS,
     TIED,
     UNTIED,
     classes,
-    eps,
     rope,
     sizes,
 )
-from glassformer.weights.hf.layers import FULL, SLIDING, Windows, all_sliding
-from glassformer.weights.hf.layouts import LLAMA, names
-from glassformer.weights.keys import Derived, describe, flag, number
+from glassformer.weights.hf.layers import FULL, SLIDING, RotatedLayers, Windows, all_full, all_sliding
+from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, FUSED_GATE, LLAMA, PRE_NORMS, names
+from glassformer.weights.keys import Derived, Values, describe, eps, flag
 
 ARCEE = describe(
     "arcee",
@@ -31,7 +40,7 @@ JAIS2 = describe(
     classes("Jais2"),
     {**LAYER_NORM, **DENSE},
     (
-        *(*sizes(8192, act="relu2"), number("layer_norm_eps", "norm.eps", 1e-5), UNTIED, rope()),
+        *(*sizes(8192, act="relu2"), eps(1e-5, "layer_norm_eps"), UNTIED, rope()),
         *(flag("attention_bias", "attention.bias", True), flag("mlp_bias", "feedforward.bias", True)),
     ),
     names(LLAMA),
@@ -54,7 +63,7 @@ ERNIE = describe(
     (
         *(*sizes(131072, n_kv_heads=2, d_head=128), eps(1e-5), TIED, rope(500000.0, pairing="interleaved")),
         flag("use_bias", "attention.bias", False),
-        Derived("feedforward.bias", lambda values: values["attention.bias"]),
+        SAME_BIAS,
     ),
     names(LLAMA),
 )
@@ -86,4 +95,55 @@ MINISTRAL = describe(
     (*sizes(131072, n_kv_heads=8), eps(1e-6), UNTIED, rope(), Windows(4096, all_sliding)),
     names(LLAMA),
 )
-FAMILIES = (ARCEE, JAIS2, HELIUM, ERNIE, SEED, MINISTRAL, CWM)
+
+
+def rotated(source: Source, values: Values) -> list[bool]:
+    n, step = values["n_layers"], source.integer("no_rope_layer_interval", 4)
+    given = source.data.get("no_rope_layers")
+    if given is None:
+        given = [int((i + 1) % step != 0) for i in range(n)]
+    if not isinstance(given, list) or len(given) != n or any(flag not in (0, 1) for flag in given):
+        raise WeightsError(
+            f"config.json has no_rope_layers={given!r}, which must be 1 (rotate) or 0 for each of the {n} layers."
+        )
+    return [bool(flag) for flag in given]
+
+
+def written(layers: list[bool]) -> dict[str, Any]:
+    return {"no_rope_layers": [int(rotates) for rotates in layers]}
+
+
+SMOLLM3 = describe(
+    "smollm3",
+    classes("SmolLM3"),
+    {**RMS, **GATED},
+    (
+        *(*sizes(32768, n_kv_heads=4), ATTENTION_BIAS, MLP_BIAS, eps(1e-6), TIED, rope(2e6)),
+        Windows(None, all_full, switch="use_sliding_window", may_be_null=True),
+        RotatedLayers(rotated, written),
+    ),
+    names(LLAMA),
+)
+GLM_KEYS = (
+    *(*sizes(131072, n_kv_heads=2, d_head=128), eps(1.5625e-7), UNTIED, rope(fraction=0.5, pairing="interleaved")),
+    flag("attention_bias", "attention.bias", True),
+)
+GLM_BASE = {**RMS, **GATED, "attention": {"out_bias": False}}
+SANDWICH = {
+    "norm_attention": "input_layernorm",
+    "norm_attention_out": "post_self_attn_layernorm",
+    "norm_feedforward": "post_attention_layernorm",
+    "norm_feedforward_out": "post_mlp_layernorm",
+}
+GLM = describe(
+    "glm", classes("Glm"), GLM_BASE, GLM_KEYS, names({**PRE_NORMS, **ATTENTION, **FUSED_GATE}), drops=FREQUENCIES
+)
+GLM4 = describe(
+    "glm4",
+    classes("Glm4"),
+    {**GLM_BASE, "placement": "sandwich"},
+    GLM_KEYS,
+    names({**SANDWICH, **ATTENTION, **FUSED_GATE}),
+    drops=FREQUENCIES,
+)
+FAMILIES = (ARCEE, JAIS2, HELIUM, ERNIE, SEED, MINISTRAL, CWM, SMOLLM3, GLM, GLM4)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config import ModelConfig, Rotary
-from glassformer.weights.convert import Drop, PerHead, Row, Shape
+from glassformer.weights.convert import Drop, PerHead, Row, Shape, Transform
 from glassformer.weights.family import Source
 from glassformer.weights.hf.common import DENSE, INIT, LAYER_NORM, classes
 from glassformer.weights.hf.layers import Rope
@@ -19,10 +19,10 @@ from glassformer.weights.keys import (
     Values,
     activation,
     describe,
+    eps,
     flag,
     integer,
     max_len,
-    number,
     same,
 )
 
@@ -53,7 +53,7 @@ NEOX = describe(
     {**LAYER_NORM, **DENSE},
     (
         *(*SIZES, WIDTH, INIT, max_len(2048), activation("hidden_act", "gelu")),
-        number("layer_norm_eps", "norm.eps", 1e-5),
+        eps(1e-5, "layer_norm_eps"),
         flag("use_parallel_residual", "placement", True, "parallel_two", "pre"),
         flag("attention_bias", "attention.bias", True),
         Rope(fraction=0.25, old={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}),
@@ -85,7 +85,7 @@ GPT2_SIZES = (
     integer("n_head", "attention.n_heads", aliases=("num_attention_heads",)),
     integer("n_inner", "feedforward.d_ff", lambda values: 4 * values["d_model"], null=same, get=lambda cfg: cfg.d_ff),
     INIT,
-    number("layer_norm_epsilon", "norm.eps", 1e-5),
+    eps(1e-5, "layer_norm_epsilon"),
 )
 GPTJ_KEYS = (
     *(*GPT2_SIZES, max_len(2048, "n_positions"), activation("activation_function", "gelu_new"), RotaryDim()),
@@ -104,7 +104,7 @@ GPTJ_NAMES |= {"feedforward.down": "mlp.fc_out"}
 ENDS = {"layers": "{p}h.{i}", "embed": "wte", "norm": "ln_f"}
 
 
-class CodeGenHeads:
+class CodeGenHeads(Transform):
     """q, v and k of CodeGen: 4 groups of heads, and in each group its queries, values and keys, in this order."""
 
     def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
@@ -114,9 +114,6 @@ class CodeGenHeads:
     def theirs(self, ours: list[Tensor]) -> Tensor:
         q, k, v = (part.reshape(4, -1, *part.shape[1:]) for part in ours)
         return torch.stack([q, v, k], dim=1).reshape(-1, *ours[0].shape[1:])
-
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (3 * ours[0][0], *ours[0][1:])
 
 
 GPTJ = describe(

@@ -2,11 +2,11 @@
 keys as a whole; OLMo 3 adds windows. EXAONE normalizes queries and keys by head."""
 
 from glassformer.weights.family import Source
-from glassformer.weights.hf.common import ATTENTION_BIAS, GATED, QK_NORM_EPS, RMS, UNTIED, classes, eps, rope, sizes
+from glassformer.weights.hf.common import ATTENTION_BIAS, GATED, QK_NORM_EPS, RMS, UNTIED, classes, rope, sizes
 from glassformer.weights.hf.layers import SLIDING, RopeByType, RotatedLayers, Windows, every
 from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, LLAMA, QK_NORMS, names
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
-from glassformer.weights.keys import Values, describe, number
+from glassformer.weights.keys import Values, describe, eps, number
 
 AFTER = {
     "norm_attention": "post_attention_layernorm",

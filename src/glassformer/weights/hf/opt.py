@@ -6,7 +6,7 @@ from typing import Any
 from glassformer.config import ModelConfig
 from glassformer.weights.convert import Drop, Row
 from glassformer.weights.family import Source
-from glassformer.weights.hf.common import DENSE, LAYER_NORM
+from glassformer.weights.hf.common import DENSE, LAYER_NORM, SAME_BIAS
 from glassformer.weights.hf.layouts import names
 from glassformer.weights.keys import (
     INIT,
@@ -75,7 +75,7 @@ OPT = describe(
         flag("do_layer_norm_before", "placement", True, "pre", "post"),
         FinalNorm(),
         flag("enable_bias", "attention.bias", True),
-        Derived("feedforward.bias", lambda values: values["attention.bias"]),
+        SAME_BIAS,
         flag("layer_norm_elementwise_affine", "norm.weight", True),
         Derived("norm.bias", lambda values: values["norm.weight"]),
         Dropout("dropout", "attention_dropout"),

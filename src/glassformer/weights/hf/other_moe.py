@@ -2,20 +2,18 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from glassformer.config import NTKScaling, Rotary
-from glassformer.weights.convert import Row, Shape
+from glassformer.weights.convert import OneRow, Row
 from glassformer.weights.family import Source
 from glassformer.weights.hf.common import (
     ATTENTION_BIAS,
     GATED,
     QK_NORM_EPS,
     RMS,
+    SAME_BIAS,
     TIED,
     UNTIED,
     classes,
-    eps,
     rope,
     sizes,
 )
@@ -23,7 +21,7 @@ from glassformer.weights.hf.experts import Mixture, TwoWay, expert_rows, fixed, 
 from glassformer.weights.hf.layers import Rope
 from glassformer.weights.hf.layouts import ATTENTION, OURS, PRE_NORMS, QK_NORMS, names
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
-from glassformer.weights.keys import Derived, Values, describe, flag
+from glassformer.weights.keys import Derived, Values, describe, eps, flag
 
 SHARED = ("gate", "up", "down")
 
@@ -59,19 +57,6 @@ MINIMAX = describe(
 )
 
 
-class OneRow:
-    """A vector that is stored as a matrix with one row."""
-
-    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
-        return [theirs[0]]
-
-    def theirs(self, ours: list[Tensor]) -> Tensor:
-        return ours[0][None].clone()
-
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (1, *ours[0])
-
-
 def by_interval(source: Source, values: Values) -> list[bool]:
     first, step = source.integer("moe_layer_start_index", 1), source.integer("moe_layer_interval", 1)
     n, last = values["n_layers"], source.integer("moe_layer_end_index", -1)
@@ -91,7 +76,7 @@ ERNIE_MOE = describe(
     (
         *(*sizes(131072, n_kv_heads=4), eps(1e-5), TIED, rope(500000.0, pairing="interleaved")),
         flag("use_bias", "attention.bias", False),
-        Derived("feedforward.bias", lambda values: values["attention.bias"]),
+        SAME_BIAS,
         Derived("head.bias", lambda values: values["attention.bias"]),
         Mixture(
             *(("moe_num_experts", 64), ("moe_k", 6), ("moe_intermediate_size", 1536)),

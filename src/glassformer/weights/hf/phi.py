@@ -1,10 +1,10 @@
 """Phi-1, 1.5 and 2 (parallel branches, biases everywhere), and Phi-3, 3.5 and 4 (Llama with fused matrices)."""
 
 from glassformer.weights.convert import CONCATENATED
-from glassformer.weights.hf.common import DENSE, GATED, LAYER_NORM, NO_BIAS, RMS, UNTIED, classes, eps, rope, sizes
+from glassformer.weights.hf.common import DENSE, GATED, LAYER_NORM, NO_BIAS, RMS, UNTIED, classes, qk_norm, rope, sizes
 from glassformer.weights.hf.layers import Windows
 from glassformer.weights.hf.layouts import FREQUENCIES, FUSED_GATE, PRE_NORMS, QKV, names
-from glassformer.weights.keys import Derived, Dropout, describe, flag, number
+from glassformer.weights.keys import Dropout, describe, eps
 
 PHI_NAMES = {
     "norm": "input_layernorm",
@@ -19,12 +19,8 @@ PHI = describe(
     classes("Phi"),
     {**LAYER_NORM, **DENSE, "placement": "parallel", "head": {"bias": True}},
     (
-        *(*sizes(2048, act="gelu_new"), number("layer_norm_eps", "norm.eps", 1e-5), UNTIED, rope(fraction=0.5)),
-        flag("qk_layernorm", "_qk_norm", False, get=lambda config: config.attention.qk_norm is not None),
-        Derived(
-            "attention.qk_norm",
-            lambda values: {"kind": "layer_norm", "eps": values["norm.eps"]} if values["_qk_norm"] else None,
-        ),
+        *(*sizes(2048, act="gelu_new"), eps(1e-5, "layer_norm_eps"), UNTIED, rope(fraction=0.5)),
+        *qk_norm("qk_layernorm", {"kind": "layer_norm"}),
         Dropout("resid_pdrop", "embd_pdrop", "attention_dropout"),
     ),
     names(PHI_NAMES, norm="final_layernorm"),

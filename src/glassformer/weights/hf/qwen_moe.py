@@ -3,13 +3,13 @@
 from typing import Any
 
 from glassformer.weights.family import Source
-from glassformer.weights.hf.common import ATTENTION_BIAS, QK_NORM_EPS, RMS, UNTIED, classes, eps, rope, sizes
+from glassformer.weights.hf.common import ATTENTION_BIAS, QK_NORM_EPS, RMS, UNTIED, classes, rope, sizes
 from glassformer.weights.hf.experts import Mixture, TwoWay, expert_rows, shared_width
 from glassformer.weights.hf.layers import FULL, SLIDING, Windows
 from glassformer.weights.hf.layouts import ATTENTION, LLAMA, QK_NORMS, names
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
 from glassformer.weights.hf.olmo import AFTER, QK_NORM
-from glassformer.weights.keys import Values, describe, flag, number
+from glassformer.weights.keys import Values, describe, eps, flag, number
 
 ROUTER = {"feedforward.router": "mlp.gate"}
 EXPERTS = expert_rows("mlp.experts")
@@ -44,7 +44,7 @@ QWEN2_MOE = describe(
     {**RMS, "attention": {"out_bias": False}},
     (
         *(*sizes(32768, n_kv_heads=16), eps(1e-6), UNTIED, rope(), flag("qkv_bias", "attention.bias", True)),
-        Windows(4096, by_depth, switch="use_sliding_window"),
+        Windows(4096, by_depth, switch="use_sliding_window", may_be_null=True),
         Mixture(
             *(("num_experts", 60), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1408)),
             normalize=("norm_topk_prob", False),

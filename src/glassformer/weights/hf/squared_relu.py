@@ -5,16 +5,35 @@ Both have a squared ReLU without a gate and rotate half of each head.
 
 from glassformer.config import ModelConfig
 from glassformer.weights.convert import PerHead, Row
-from glassformer.weights.hf.common import ATTENTION_BIAS, DENSE, LAYER_NORM, MLP_BIAS, UNTIED, classes, rope, sizes
+from glassformer.weights.hf.common import (
+    ATTENTION_BIAS,
+    DENSE,
+    LAYER_NORM,
+    MLP_BIAS,
+    UNTIED,
+    classes,
+    qk_norm,
+    rope,
+    sizes,
+)
 from glassformer.weights.hf.layouts import FREQUENCIES, LLAMA, PRE_NORMS, QKV, names
-from glassformer.weights.keys import INIT, SIZES, WIDTH, Derived, Dropout, activation, describe, flag, max_len, number
+from glassformer.weights.keys import (
+    INIT,
+    SIZES,
+    WIDTH,
+    Dropout,
+    activation,
+    describe,
+    eps,
+    max_len,
+)
 
 NEMOTRON = describe(
     "nemotron",
     classes("Nemotron"),
     {"norm": {"kind": "layer_norm", "offset": 1.0}, **DENSE},
     (
-        *(*sizes(4096, act="relu2"), number("norm_eps", "norm.eps", 1e-5), UNTIED, rope(fraction=0.5)),
+        *(*sizes(4096, act="relu2"), eps(1e-5, "norm_eps"), UNTIED, rope(fraction=0.5)),
         *(ATTENTION_BIAS, MLP_BIAS),
     ),
     names(LLAMA),
@@ -40,12 +59,8 @@ PERSIMMON = describe(
     {**LAYER_NORM, **DENSE},
     (
         *(*SIZES, WIDTH, INIT, max_len(16384), activation("hidden_act", "relu2"), UNTIED, rope(fraction=0.5)),
-        number("layer_norm_eps", "norm.eps", 1e-5),
-        flag("qk_layernorm", "_qk_norm", True, get=lambda config: config.attention.qk_norm is not None),
-        Derived(
-            "attention.qk_norm",
-            lambda values: {"kind": "layer_norm", "eps": values["norm.eps"]} if values["_qk_norm"] else None,
-        ),
+        eps(1e-5, "layer_norm_eps"),
+        *qk_norm("qk_layernorm", {"kind": "layer_norm"}, default=True),
         Dropout("hidden_dropout", "attention_dropout"),
     ),
     rows,

@@ -1,13 +1,11 @@
 """StableLM: Llama with LayerNorm, a quarter of each head rotated, and optionally one norm for both branches."""
 
-from typing import Any
-
 from glassformer.config import ModelConfig
 from glassformer.weights.convert import Row
-from glassformer.weights.hf.common import GATED, LAYER_NORM, UNTIED, classes, rope, sizes
+from glassformer.weights.hf.common import GATED, LAYER_NORM, UNTIED, classes, qk_norm, rope, sizes
 from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, OURS, PRE_NORMS, names
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
-from glassformer.weights.keys import Derived, Dropout, Values, describe, flag, number
+from glassformer.weights.keys import Dropout, describe, eps, flag
 
 
 def rows(config: ModelConfig) -> tuple[Row, ...]:
@@ -22,21 +20,15 @@ def rows(config: ModelConfig) -> tuple[Row, ...]:
     return (*names({**norms, **ATTENTION, **GATED_NAMES}), *per_head)
 
 
-def qk_norm(values: Values) -> Any:
-    return {"kind": "layer_norm", "bias": False, "eps": values["norm.eps"]} if values["_qk_norm"] else None
-
-
 STABLELM = describe(
     "stablelm",
     classes("StableLm"),
     {**LAYER_NORM, **GATED, "attention": {"out_bias": False}},
     (
-        *(*sizes(4096, n_kv_heads=32), number("layer_norm_eps", "norm.eps", 1e-5), UNTIED, rope(fraction=0.25)),
+        *(*sizes(4096, n_kv_heads=32), eps(1e-5, "layer_norm_eps"), UNTIED, rope(fraction=0.25)),
         flag("use_qkv_bias", "attention.bias", False),
         flag("use_parallel_residual", "placement", False, "parallel", "pre"),
-        flag("qk_layernorm", "_qk_norm", False, get=lambda config: config.attention.qk_norm is not None),
-        Derived("attention.qk_norm", qk_norm),
-        Derived("attention.qk_norm_over", lambda values: "heads" if values["_qk_norm"] else "head"),
+        *qk_norm("qk_layernorm", {"kind": "layer_norm", "bias": False}, over="heads"),
         Dropout("hidden_dropout", "attention_dropout"),
     ),
     rows,

@@ -2,20 +2,20 @@
 
 from glassformer.config import ModelConfig
 from glassformer.weights.convert import Drop, PerHead, Row
-from glassformer.weights.hf.common import DENSE, LAYER_NORM, TIED, classes, rope, sizes
+from glassformer.weights.hf.common import DENSE, LAYER_NORM, SAME_BIAS, TIED, classes, rope, sizes
 from glassformer.weights.hf.layers import Windows
 from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, PRE_NORMS, QKV, names
 from glassformer.weights.hf.neox import GPT2_SIZES
-from glassformer.weights.keys import Derived, Dropout, Tied, activation, describe, flag, max_len, number
+from glassformer.weights.keys import Dropout, Tied, activation, describe, eps, flag, max_len
 
 STARCODER2 = describe(
     "starcoder2",
     classes("Starcoder2"),
     {**LAYER_NORM, **DENSE},
     (
-        *(*sizes(4096, n_kv_heads=2, act="gelu_pytorch_tanh"), number("norm_epsilon", "norm.eps", 1e-5), TIED),
+        *(*sizes(4096, n_kv_heads=2, act="gelu_pytorch_tanh"), eps(1e-5, "norm_epsilon"), TIED),
         flag("use_bias", "attention.bias", True),
-        Derived("feedforward.bias", lambda values: values["attention.bias"]),
+        SAME_BIAS,
         Windows(None),
         rope(),
         Dropout("residual_dropout", "embedding_dropout", "attention_dropout"),

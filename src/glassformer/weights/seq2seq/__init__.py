@@ -1,7 +1,6 @@
 """Families of encoder-decoders."""
 
-from glassformer.weights.seq2seq import bart, marian
-from glassformer.weights.seq2seq.mt5 import MT5
+from glassformer.weights.seq2seq import bart, marian, t5
 
-SEQ2SEQ = (MT5, *bart.FAMILIES, *marian.FAMILIES)
+SEQ2SEQ = (*t5.FAMILIES, *bart.FAMILIES, *marian.FAMILIES)
 """Every family of this folder, in the order in which saving tries them."""

@@ -18,8 +18,8 @@ def test_gradient_step_and_attention_agree_from_zero_only(seed):
 
 
 def test_symbolic_step_needs_the_start_at_zero():
-    assert regression._one_step_symbolic(started_at_zero=True)[0]
-    assert not regression._one_step_symbolic(started_at_zero=False)[0]
+    assert regression._one_step_symbolic(started_at_zero=True)
+    assert not regression._one_step_symbolic(started_at_zero=False)
 
 
 def test_smoother_is_attention_although_written_as_a_gaussian():

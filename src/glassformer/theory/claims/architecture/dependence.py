@@ -58,8 +58,7 @@ def patterns(lab: Lab) -> dict[str, tuple[Tensor, Tensor]]:
 def architecture_masks(lab: Lab) -> Iterator[Finding]:
     for name, (found, allowed) in patterns(lab).items():
         wrong = int(((found > SEEN) != allowed).sum() + ((found != 0) & ~allowed).sum())
-        why = "derivatives above 1e-8 exactly on the stated pattern and 0 to the bit elsewhere (two layers, all heads)"
-        yield lab.exhaustive(f"{name}: derivatives", wrong, allowed.numel(), why, smallest=float(found[allowed].min()))
+        yield lab.exhaustive(f"{name}: derivatives", wrong, allowed.numel(), smallest=float(found[allowed].min()))
     yield _replaced_tokens(lab)
     yield _padding(lab)
     names = {kind: {n.split(".")[0] for n, _ in m.named_parameters()} for kind, m in _three(lab.seed).items()}
@@ -67,14 +66,13 @@ def architecture_masks(lab: Lab) -> Iterator[Finding]:
     holds = "encoder" not in names["decoder-only"] and "decoder" not in names["encoder-only"]
     holds = holds and names["encoder-decoder"] >= {"encoder", "decoder"}
     holds = holds and [bool(crossing[kind]) for kind in names] == [False, False, True]
-    why = "a decoder-only model has no encoder and no cross-attention; an encoder-decoder has both"
-    yield lab.exact("who owns what", holds, why, parts={kind: sorted(found) for kind, found in names.items()})
+    yield lab.exact("who owns what", holds, parts={kind: sorted(found) for kind, found in names.items()})
     blocks = {
         kind: {n.split(".")[3] for n, _ in m.named_parameters() if ".blocks." in n}
         for kind, m in _three(lab.seed).items()
     }
     holds = all("feedforward" in found for found in blocks.values())
-    yield lab.exact("all have a feed-forward", holds, "an encoder is not self-attention alone")
+    yield lab.exact("all have a feed-forward", holds)
 
 
 def _three(seed: int) -> dict[str, Model]:
@@ -94,8 +92,7 @@ def _replaced_tokens(lab: Lab) -> Finding:
         moved = leak_matrix(patient, SOURCE)
     future = torch.ones(SOURCE, SOURCE, dtype=torch.bool).triu(1)
     wrong = int((moved[future] != 0).sum() + (moved[~future] <= SEEN).sum())
-    why = "replacing token j leaves every output before j bitwise unchanged and changes every other"
-    return lab.exhaustive("decoder-only: a token replaced", wrong, moved.numel(), why)
+    return lab.exhaustive("decoder-only: a token replaced", wrong, moved.numel())
 
 
 @torch.no_grad()
@@ -117,8 +114,7 @@ def _padding(lab: Lab) -> Finding:
                 one, two = (model(x, mask=mask)[real] for x in (tokens, changed))
                 same = torch.equal(one, two)
             wrong, cases = wrong + (not same), cases + 1
-    why = "other tokens at a padded position leave every real output bitwise unchanged: encoders are masked too"
-    return lab.exhaustive("padding", wrong, cases, why)
+    return lab.exhaustive("padding", wrong, cases)
 
 
 @figure("architecture-masks", "Which output depends on which input (measured derivatives)", height=2.3)
@@ -144,19 +140,15 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         held = {name.split(".", 1)[1]: value for name, value in other.state_dict().items() if "encoder." in name}
         holds = same.keys() == held.keys() and all(torch.equal(same[k], held[k]) for k in same)
         count = [sum(p.numel() for p in m.parameters()) for m in (one, other)]
-        why = "the same tensors under the same names: the mask has no parameter"
-        yield lab.exact(f"L={layers}: parameters", holds and count[0] == count[1], why, parameters=count[0])
+        yield lab.exact(f"L={layers}: parameters", holds and count[0] == count[1], parameters=count[0])
         mask = full_mask(tokens) if lab.broken else None
         with_mask, without = trace(one, tokens, mask=mask), trace(other, tokens)
         pattern, full = (run.stack("blocks.*.attention.pattern") for run in (with_mask, without))
         hidden = pattern[..., future]
-        why = "every weight on a later token is 0 to the bit, in every layer and head"
-        yield lab.exact(f"L={layers}: masked", bool((hidden == 0).all()), why, largest=float(hidden.max()))
-        why = "an exponential is never 0 (float64, scores far from underflow)"
-        yield lab.numerical(f"L={layers}: unmasked, least weight", float(full.min()), None, why, low=1e-12)
+        yield lab.exact(f"L={layers}: masked", bool((hidden == 0).all()), largest=float(hidden.max()))
+        yield lab.numerical(f"L={layers}: unmasked, least weight", float(full.min()), None, low=1e-12)
         uneven = max_difference(torch.stack([pattern, full]).sum(-1), 1)
-        why = "n additions and n divisions of numbers below 1: (n + 2) u"
-        yield lab.numerical(f"L={layers}: rows sum to 1", uneven, (n + 2) * UNIT, why)
+        yield lab.numerical(f"L={layers}: rows sum to 1", uneven, (n + 2) * UNIT)
         yield from _last_output(lab, layers, with_mask.logits, without.logits)
     yield from _later_tokens_replaced(lab)
 
@@ -164,13 +156,10 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
 def _last_output(lab: Lab, layers: int, masked: Tensor, free: Tensor) -> Iterator[Finding]:
     moved = (masked - free).abs().amax((0, 2))
     if layers == 1:
-        why = "the last row of a causal mask is full, and keys and values of one layer read the embedding alone"
-        yield lab.exact("L=1: the last output is the same", float(moved[-1]) == 0.0, why)
+        yield lab.exact("L=1: the last output is the same", float(moved[-1]) == 0.0)
     else:
-        why = "what the last token reads in layer 2 has changed"
-        yield lab.numerical("L=2: the last output changes", float(moved[-1]), None, why, low=1e-6)
-    why = "every token except the last attends to more tokens"
-    yield lab.numerical(f"L={layers}: all others change", float(moved[:-1].min()), None, why, low=1e-6)
+        yield lab.numerical("L=2: the last output changes", float(moved[-1]), None, low=1e-6)
+    yield lab.numerical(f"L={layers}: all others change", float(moved[:-1].min()), None, low=1e-6)
 
 
 def _later_tokens_replaced(lab: Lab) -> Iterator[Finding]:
@@ -180,8 +169,8 @@ def _later_tokens_replaced(lab: Lab) -> Iterator[Finding]:
     for model in pair:
         with subject_of(model, kind="decoder").isolated() as patient:
             largest.append(float(leak_matrix(patient, 7).triu(1).max()))
-    yield lab.exact("a later token replaced, with mask", largest[0] == 0.0, "no earlier output moves by a bit")
-    yield lab.numerical("a later token replaced, without", largest[1], None, "earlier outputs move", low=1e-6)
+    yield lab.exact("a later token replaced, with mask", largest[0] == 0.0)
+    yield lab.numerical("a later token replaced, without", largest[1], None, low=1e-6)
 
 
 @figure("encoder-from-decoder", "One head, the same weights", height=3.0)
@@ -211,13 +200,9 @@ def decoder_only_rationale(lab: Lab) -> Iterator[Finding]:
     model = decoder(seed=lab.seed, vocab_size=V)
     free = unmasked(model)
     total = total_probability(free if lab.broken else model)
-    why = "each of four conditionals sums to 1 given the tokens before it, so 81 products do; rounding is below 1e-12"
-    yield lab.numerical("causal: sum over all sequences", abs(total - 1), 1e-12, why, sequences=V**T, total=total)
+    yield lab.numerical("causal: sum over all sequences", abs(total - 1), 1e-12, sequences=V**T, total=total)
     without = total_probability(free)
-    why = (
-        "the same weights without the mask: a token is among its own conditions, and the products sum to something else"
-    )
-    yield lab.numerical("no mask: sum over all sequences", abs(without - 1), None, why, low=1e-3, total=without)
+    yield lab.numerical("no mask: sum over all sequences", abs(without - 1), None, low=1e-3, total=without)
     yield from _supervision(lab)
     yield from _compatibility(lab)
 
@@ -238,8 +223,7 @@ def _supervision(lab: Lab) -> Iterator[Finding]:
     following = tokens[:, 1:]
     _, asked = mask_tokens(tokens[:, :-1], 24, 24, lab.seed, 0)
     counts = [int((targets != IGNORED).sum()) // rows for targets in (following, asked)]
-    why = "T positions of a text of T + 1 tokens against round(0.15 T) masked ones"
-    yield lab.exact("positions supervised", counts == [length, 15], why, causal=counts[0], masked=counts[1])
+    yield lab.exact("positions supervised", counts == [length, 15], causal=counts[0], masked=counts[1])
 
 
 def odds_ratio(p: Any) -> Any:
@@ -253,17 +237,12 @@ def _compatibility(lab: Lab) -> Iterator[Finding]:
     first = [[joint[a][b] / (joint[0][b] + joint[1][b]) for b in (0, 1)] for a in (0, 1)]
     second = [[joint[a][b] / (joint[a][0] + joint[a][1]) for b in (0, 1)] for a in (0, 1)]
     holds = all(sympy.simplify(odds_ratio(side) - odds_ratio(joint)) == 0 for side in (first, second))
-    yield lab.exact("odds ratios of a joint", holds, "both conditionals have the joint's: equality is necessary")
-    yield lab.exact(
-        "equal odds ratios make a joint", _sufficient(), "rows scaled to match one column match the other too"
-    )
+    yield lab.exact("odds ratios of a joint", holds)
+    yield lab.exact("equal odds ratios make a joint", _sufficient())
     model = encoder(seed=lab.seed, vocab_size=3)
     ratios = [odds_ratio(side) for side in masked_conditionals(model)]
     apart = float(np.abs(np.log(ratios[0] / ratios[1])))
-    why = "log of the quotient of the two odds ratios of a random bidirectional net: no joint has these conditionals"
-    yield lab.numerical(
-        "masked conditionals of a net", apart, None, why, low=0.01, odds_ratios=[float(r) for r in ratios]
-    )
+    yield lab.numerical("masked conditionals of a net", apart, None, low=0.01, odds_ratios=[float(r) for r in ratios])
 
 
 def _sufficient() -> bool:

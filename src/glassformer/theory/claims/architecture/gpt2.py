@@ -216,17 +216,11 @@ def gpt2_logits_match(lab: Lab) -> Iterator[Finding]:
                     with torch.no_grad():
                         worst = max(worst, gap(model(tokens), forward(reference_config(), params, tokens.numpy())))
         name = str(dtype).removeprefix("torch.")
-        why = (
-            f"rounding of {name}: random tensors in the published layout, read by the engine, against the NumPy oracle"
-        )
-        yield lab.numerical(
-            f"engine against oracle, {name}", worst, bound, why, stds=STDS, seeds=SEEDS, lengths=LENGTHS
-        )
+        yield lab.numerical(f"engine against oracle, {name}", worst, bound, stds=STDS, seeds=SEEDS, lengths=LENGTHS)
     found = sensitivities(0.2, lab.seed)
     missed = [name for name, value in found.items() if value <= BOUND]
     shown = {name: float(f"{value:.3g}") for name, value in found.items()}
-    why = "with weights of std 0.2 each of eleven mistakes moves some logit by more than 1e-4"
-    yield lab.exhaustive("mistakes undetected at std 0.2", len(missed), len(MUTANTS), why, differences=shown)
+    yield lab.exhaustive("mistakes undetected at std 0.2", len(missed), len(MUTANTS), differences=shown)
     yield from _what_passes(lab)
     yield _released(lab)
 
@@ -234,20 +228,17 @@ def gpt2_logits_match(lab: Lab) -> Iterator[Finding]:
 def _what_passes(lab: Lab) -> Iterator[Finding]:
     """The limits of a bound of 1e-4 on one input."""
     found = sensitivities(0.02, lab.seed)
-    why = "at std 0.02, as GPT-2 is initialised, the wrong GELU stays below 1e-4: agreement to 1e-4 does not show it"
     shown = {name: float(f"{value:.3g}") for name, value in found.items()}
-    yield lab.numerical("erf-GELU at std 0.02", found["erf-GELU"], BOUND, why, differences=shown)
+    yield lab.numerical("erf-GELU at std 0.02", found["erf-GELU"], BOUND, differences=shown)
     x = torch.linspace(0, 6, 600_001, dtype=torch.float64)
     apart = (ACTIVATIONS["gelu"](x) - ACTIVATIONS["gelu_tanh"](x)).abs()
     at = float(x[apart.argmax()])
-    why = "the two GELUs are furthest apart by 4.73e-4 (grid of 1e-5)"
-    yield lab.numerical("the two GELUs", float(apart.max()), 4.735e-4, why, low=4.725e-4)
-    yield lab.numerical("the two GELUs part most at", at, 2.6995, "x = 2.699, to the digits given", low=2.6985)
+    yield lab.numerical("the two GELUs", float(apart.max()), 4.735e-4, low=4.725e-4)
+    yield lab.numerical("the two GELUs part most at", at, 2.6995, low=2.6985)
     model, tokens = decoder(1, lab.seed, position=c.Learned(), max_len=8), torch.arange(6)[None]
     with torch.no_grad():
         moved = (model(tokens) - model(tokens, mask=full_mask(tokens))).abs().amax(-1)[0]
-    why = "one layer: the last row of a causal mask is full, so the last position does not depend on the mask"
-    yield lab.numerical("no mask, one layer, last position", float(moved[-1]), 1e-12, why, first=float(moved[0]))
+    yield lab.numerical("no mask, one layer, last position", float(moved[-1]), 1e-12, first=float(moved[0]))
 
 
 def _released(lab: Lab) -> Finding:
@@ -264,8 +255,7 @@ def _released(lab: Lab) -> Finding:
     with torch.no_grad():
         found = gap(model(tokens), expected)
     size = float(np.abs(expected).max())
-    why = "float32 logits of size 100 and more: 1e-4 of their size, twelve layers of sums of up to 3072 products"
-    return lab.numerical("released weights", found / max(1.0, size), BOUND, why, logits=size, difference=found)
+    return lab.numerical("released weights", found / max(1.0, size), BOUND, logits=size, difference=found)
 
 
 @figure("gpt2-logits-match", "How far each mistake moves the logits (least of three seeds)", height=3.8)

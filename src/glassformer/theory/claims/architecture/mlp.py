@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config import ConfigError
 from glassformer.finding import Finding
 from glassformer.lens import trace
 from glassformer.lens.figure import Figure
@@ -18,7 +17,7 @@ from glassformer.reference.arrays import Array, Params, select_prefix
 from glassformer.reference.ops import activate, layer_norm, linear
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.rounding import max_difference
-from glassformer.theory.claims.small_models import SEQUENCE, dependence, encoder, model_with, small_config
+from glassformer.theory.claims.small_models import SEQUENCE, dependence, encoder, model_with, refusal, small_config
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
 from glassformer.theory.claims.weights.rational import random_matrix
 
@@ -77,8 +76,7 @@ def mlp_vs_transformer(lab: Lab) -> Iterator[Finding]:
     least = float(
         trace(model, torch.tensor([SEQUENCE[:N]])).stack("blocks.*.attention.pattern").diagonal(0, -2, -1).min()
     )
-    why = "every token's own key is among those compared, so its own value is in its sum"
-    yield lab.numerical("weight on oneself", least, None, why, low=1e-12)
+    yield lab.numerical("weight on oneself", least, None, low=1e-12)
 
 
 def _identity_mask(lab: Lab) -> Iterator[Finding]:
@@ -88,16 +86,13 @@ def _identity_mask(lab: Lab) -> Iterator[Finding]:
     seen = trace(model, tokens, mask=mask)
     pattern = seen.stack("blocks.*.attention.pattern")
     same = torch.equal(pattern, torch.eye(N, dtype=torch.float64).expand_as(pattern))
-    yield lab.exact(
-        "A = I", same, "exp of one number over itself is 1, the others are exactly 0, in every layer and head"
-    )
+    yield lab.exact("A = I", same)
     jacobian = dependence(model, tokens, mask=mask)
     wrong = int(((jacobian != 0) != torch.eye(N, dtype=torch.bool)).sum())
-    yield lab.exhaustive("derivatives", wrong, N * N, "blocks on the diagonal, 0 to the bit off it")
+    yield lab.exhaustive("derivatives", wrong, N * N)
     expected = np.stack([token_by_token(params, int(token)) for token in tokens[0]])
     gap = max_difference(seen.logits[0].numpy(), expected)
-    why = "x + W_o W_v norm(x), then x + feedforward(norm(x)), twice, for each token alone (NumPy, float64)"
-    yield lab.numerical("an MLP, token by token", gap, 1e-12, why)
+    yield lab.numerical("an MLP, token by token", gap, 1e-12)
 
 
 def _order(lab: Lab) -> Iterator[Finding]:
@@ -110,19 +105,12 @@ def _order(lab: Lab) -> Iterator[Finding]:
     with torch.no_grad():
         moved = (model(tokens[orders]) - model(tokens[None])[0][orders]).abs().amax((1, 2))
     follows = int((moved < 1e-11).sum())
-    why = "without positions the outputs of an encoder follow its tokens in all 120 orders"
-    yield lab.exhaustive("Transformer and order", len(ORDERS) - follows, len(ORDERS), why)
+    yield lab.exhaustive("Transformer and order", len(ORDERS) - follows, len(ORDERS))
     rng = lab.rng()
     flat, x = Flattened(N, 3, 20, rng), rng.standard_normal((N, 3))
     passing = sum(np.abs(flat(x[list(order)]) - flat(x)[list(order)]).max() < 1e-11 for order in ORDERS)
-    why = "of 120 orders an MLP on the flattened text follows the one that changes nothing"
-    yield lab.exact("MLP and order", int(passing) == 1, why, passing=int(passing))
-    try:
-        flat(np.zeros((N + 1, 3)))
-        fixed = False
-    except ValueError:
-        fixed = True
-    yield lab.exact("MLP and length", fixed, "five vectors are what its matrix has columns for; six do not fit")
+    yield lab.exact("MLP and order", int(passing) == 1, passing=int(passing))
+    yield lab.exact("MLP and length", bool(refusal(flat, np.zeros((N + 1, 3)))))
 
 
 def _sizes(lab: Lab) -> Iterator[Finding]:
@@ -134,29 +122,19 @@ def _sizes(lab: Lab) -> Iterator[Finding]:
     dense = {n: n_parameters(torch.nn.Linear(n * width, n * width, device="meta")) for n in LENGTHS}
     squares = [dense[n] == (n * width) ** 2 + n * width for n in LENGTHS]
     holds = runs and len(set(ours.values())) == 1 and all(squares)
-    why = "one set of parameters reads 4, 8 and 16 tokens; a dense layer over n D numbers has (n D)^2 + n D"
-    yield lab.exact("parameters by length", holds, why, transformer=ours, dense=dense)
-    try:
-        small_config(d_model=10, attention=c.Attention(4))
-        refusal = ""
-    except ConfigError as error:
-        refusal = str(error)
-    why = "D must be a multiple of H in the usual split: a width is free only within such rules"
-    yield lab.exact("widths are not arbitrary", bool(refusal), why, error=refusal)
+    yield lab.exact("parameters by length", holds, transformer=ours, dense=dense)
+    error = refusal(small_config, d_model=10, attention=c.Attention(4))
+    yield lab.exact("widths are not arbitrary", bool(error), error=error)
 
 
 def _nonlinear(lab: Lab) -> Iterator[Finding]:
     rng = lab.rng()
     first, second, x = random_matrix(rng, 4, 3), random_matrix(rng, 2, 4), random_matrix(rng, 3, 5)
     same = bool((second @ (first @ x) == (second @ first) @ x).all())
-    yield lab.exact(
-        "linear layers collapse",
-        same,
-        "W_2 (W_1 x) = (W_2 W_1) x in rationals: linear layers without a non-linearity are one matrix",
-    )
+    yield lab.exact("linear layers collapse", same)
     attention, tokens = random_layer(lab.torch_rng(), 8, 2, 4, 4), normal(lab.torch_rng(1), N, 8)
     bend = max_difference(run(attention, 2 * tokens)["out"], 2 * run(attention, tokens)["out"])
-    yield lab.numerical("attention bends", bend, None, "f(2x) is not 2 f(x): softmax is the non-linearity", low=1e-3)
+    yield lab.numerical("attention bends", bend, None, low=1e-3)
 
 
 def _hidden_states(lab: Lab) -> Finding:
@@ -167,8 +145,7 @@ def _hidden_states(lab: Lab) -> Finding:
     runs = [trace(model, tokens, edits={"blocks.1.resid_pre": lambda site, value: held}) for tokens in (one, other)]
     apart = max_difference(trace(model, one).logits, trace(model, other).logits)
     holds = torch.equal(runs[0].logits, runs[1].logits) and apart > 1e-6
-    why = "other tokens below, the same states into block 1: the same output to the bit. Deeper states read states"
-    return lab.exact("hidden states read hidden states", holds, why, without_the_edit=apart)
+    return lab.exact("hidden states read hidden states", holds, without_the_edit=apart)
 
 
 @figure("mlp-vs-transformer", "Which output token depends on which input token", height=3.0)

@@ -79,12 +79,10 @@ def train_nano_gpt(lab: Lab) -> Iterator[Finding]:
     cut = Cut("blocks.0.attention.out")
     errors = gradient_errors(lab.seed, cut, entries=2) if lab.broken else gradient_errors(lab.seed)
     name = max(errors, key=lambda key: errors[key])
-    why = "central differences err by h^2/6 of the third derivative and u/h of the loss, both near 1e-10"
-    yield lab.numerical("autograd against differences", errors[name], 1e-5, why, tensors=len(errors), worst=name)
+    yield lab.numerical("autograd against differences", errors[name], 1e-5, tensors=len(errors), worst=name)
     lines = Markov().baselines()
     furthest = max(abs(lines[key] - value) for key, value in STATED.items())
-    why = "entropy rate 1.5247, best bigram 3.0195, best unigram 3.1717 nats, to four digits"
-    yield lab.numerical("lines of the Markov source", furthest, 5e-5, why, **lines)
+    yield lab.numerical("lines of the Markov source", furthest, 5e-5, **lines)
     if not lab.slow:
         yield lab.skipped("trained", Kind.EMPIRICAL, "trains two small models: run with --slow")
         return
@@ -146,10 +144,8 @@ def markov_curve(seed: int, leak: bool = False) -> Curve:
 def _markov(lab: Lab, lines: dict[str, float]) -> Iterator[Finding]:
     curve = markov_curve(lab.seed, leak=lab.broken)
     shown = {"losses": [round(value, 4) for value in curve.losses], "steps": STEPS}
-    why = "a model that uses two tokens of context, more than a nat below the best bigram"
-    yield lab.empirical("Markov source: held-out loss", curve.losses[-1], None, 1.9, why, **shown)
-    why = "no model can be better than the entropy rate (0.02 for the sample): a lower loss means a leak"
-    yield lab.empirical("Markov source: no leak", min(curve.losses), lines["entropy rate"] - 0.02, None, why)
+    yield lab.empirical("Markov source: held-out loss", curve.losses[-1], None, 1.9, **shown)
+    yield lab.empirical("Markov source: no leak", min(curve.losses), lines["entropy rate"] - 0.02, None)
 
 
 def characters() -> tuple[np.ndarray, int]:
@@ -184,10 +180,7 @@ def _english(lab: Lab) -> Iterator[Finding]:
         train_step(state, make_batch(run, order.batch(step), step))
     loss = evaluate(state, eval_batches(held, 64, 32, 30))
     line = add_one_loss(train, held, size)
-    why = "held-out loss of the model minus that of the add-one bigram, on the English text that Python includes"
-    yield lab.empirical(
-        "English: below the bigram", loss - line, None, -0.1, why, loss=loss, bigram=line, vocabulary=size
-    )
+    yield lab.empirical("English: below the bigram", loss - line, None, -0.1, loss=loss, bigram=line, vocabulary=size)
     yield _sampled(lab, state, train, size)
 
 
@@ -201,8 +194,7 @@ def _sampled(lab: Lab, state: TrainState, train: np.ndarray, size: int) -> Findi
     alone = sum(bigram_table(row, size) for row in guessed)
     wanted = bigram_table(train, size)
     model, unigram = (0.5 * float(np.abs(x / np.sum(x) - wanted / wanted.sum()).sum()) for x in (pairs, alone))
-    why = "total variation distance of letter pairs to the text: model samples minus unigram samples"
-    return lab.empirical("English: samples", model - unigram, None, -0.05, why, model=model, unigram=unigram)
+    return lab.empirical("English: samples", model - unigram, None, -0.05, model=model, unigram=unigram)
 
 
 @figure("train-nano-gpt", "An order-2 Markov source (recorded run, seed 0)", height=3.2)

@@ -109,14 +109,11 @@ def _paths(lab: Lab) -> Iterator[Finding]:
         direct = 1 if (0, n - 1) in seen else None
         recorded[n] = [shortest(recurs, 0, n - 1), direct, longest(recurs, n)]
         wrong += recorded[n] != [n - 1, 1, n]
-    why = "derivatives of one step: h_t reads x_t and h_{t-1} alone; one attention layer reads all tokens up to its own"
-    yield lab.exhaustive("what one step reads", sparse, 2 * len(LENGTHS), why)
-    why = "n - 1 recurrent edges from token 0 to output n - 1, one attention edge; n recurrent steps in sequence"
-    yield lab.exhaustive("paths", wrong, len(LENGTHS), why, paths=recorded)
+    yield lab.exhaustive("what one step reads", sparse, 2 * len(LENGTHS))
+    yield lab.exhaustive("paths", wrong, len(LENGTHS), paths=recorded)
     steps = {layers: _sequential(layers) for layers in (1, 2, 4)}
     holds = all(found == layers for layers, found in steps.items())
-    why = "blocks that must follow each other for any n: as many as layers"
-    yield lab.exact("sequential steps of a Transformer", holds, why, steps=steps)
+    yield lab.exact("sequential steps of a Transformer", holds, steps=steps)
 
 
 def _sequential(layers: int) -> int:
@@ -146,8 +143,7 @@ def _lengths(lab: Lab) -> Iterator[Finding]:
             wrong += cell(torch.ones(n, 3, dtype=torch.float64)).shape[0] != n
             wrong += sum(both(torch.arange(n)[None], torch.arange(m)[None]).shape[1] != m for m in range(1, 7))
         cases += 8
-    why = "n in, n out for both; an encoder-decoder gives m for any n and m"
-    yield lab.exhaustive("numbers of outputs", int(wrong), cases, why)
+    yield lab.exhaustive("numbers of outputs", int(wrong), cases)
 
 
 def _counts(lab: Lab) -> Iterator[Finding]:
@@ -158,13 +154,10 @@ def _counts(lab: Lab) -> Iterator[Finding]:
         gates = layer.weight_ih_l0.shape[0] // WIDTH
         found[name] = (2 * gates, sum(p.numel() for p in layer.parameters()) - layer.bias_hh_l0.numel())
     ours = sum(p.numel() for p in Recurrent(WIDTH, WIDTH, lab.torch_rng()).parameters())
-    why = "torch's layers less their second bias: g (2 d^2 + d) with 1, 3 and 4 gates; and the vanilla one built here"
-    yield lab.exact("parameters at width 512", found == STATED and ours == STATED["RNN"][1], why, counted=found)
+    yield lab.exact("parameters at width 512", found == STATED and ours == STATED["RNN"][1], counted=found)
     names = {n.split(".", 3)[3] for n, p in decoder().named_parameters() if ".blocks.0." in n and p.dim() == 2}
     wanted = {f"attention.{x}.weight" for x in "qkvo"} | {"feedforward.up.weight", "feedforward.down.weight"}
-    yield lab.exact(
-        "matrices of a Transformer layer", names == wanted, "W_q, W_k, W_v, W_o and two of the feed-forward"
-    )
+    yield lab.exact("matrices of a Transformer layer", names == wanted)
 
 
 def linear_attention(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
@@ -186,7 +179,7 @@ def _linear_attention(lab: Lab) -> Finding:
     q, k, v = random_matrix(rng, 5, 3), random_matrix(rng, 5, 3), random_matrix(rng, 5, 2)
     keep = Fraction(9, 10) if lab.broken else Fraction(1)
     same = bool((linear_attention(q, k, v) == recurrence(q, k, v, keep)).all())
-    return lab.exact("linear attention is a recurrence", same, "equal fractions at all five tokens")
+    return lab.exact("linear attention is a recurrence", same)
 
 
 @figure("rnn-vs-transformer", "From the first token to the last output", height=2.6)

@@ -50,7 +50,7 @@ def _temperature(lab: Lab) -> Iterator[Finding]:
     power = 2 if lab.broken else 3
     curvature = log_z(beta).diff(beta, 2).subs(beta, 1 / tau).doit()
     holds = sympy.simplify(by_tau - curvature / tau**power) == 0
-    yield lab.exact("dH/dtau = F''(1/tau) / tau^3", holds, "for every log-partition function F and every vocabulary")
+    yield lab.exact("dH/dtau = F''(1/tau) / tau^3", holds)
     for n in (2, 3, 4):
         z = sympy.symbols(f"z0:{n}", real=True)
         total = sum(sympy.exp(beta * x) for x in z)
@@ -58,23 +58,17 @@ def _temperature(lab: Lab) -> Iterator[Finding]:
         mean = sum(q * x for q, x in zip(p, z, strict=True))
         variance = sum(q * x**2 for q, x in zip(p, z, strict=True)) - mean**2
         same = sympy.simplify(sympy.log(total).diff(beta, 2) - variance) == 0
-        yield lab.exact(
-            f"F'' = Var(z), {n} tokens", same, "the curvature of ln sum exp(beta z) is the variance under p"
-        )
+        yield lab.exact(f"F'' = Var(z), {n} tokens", same)
     flat = torch.zeros(1, 8, dtype=torch.float64)
     same = all(
         torch.equal(distribution(flat, Sampling(t)), distribution(flat, Sampling(1.0))) for t in (0.1, 0.5, 2.0, 9.0)
     )
-    yield lab.exact("equal logits stay equal", same, "temperature divides equal logits by the same number")
+    yield lab.exact("equal logits stay equal", same)
     logits = _logits(lab.seed)[None]
     hot, warm, cold = (_entropy(distribution(logits, Sampling(t))[0]) for t in (2.0, 1.0, 0.5))
-    why = (
-        "temperature 2 flattens and 0.5 sharpens, on the logits of an untrained model (difference of entropies in nats)"
-    )
-    yield lab.numerical("above 1 flattens, below 1 sharpens", min(hot - warm, warm - cold), None, why, low=0.05)
+    yield lab.numerical("above 1 flattens, below 1 sharpens", min(hot - warm, warm - cold), None, low=0.05)
     near = distribution(logits, Sampling(1e-3))[0]
-    why = "the second most likely token has exp(-gap/tau) times the probability of the first: below 1e-12 here"
-    yield lab.numerical("towards 0: greedy", float(1 - near[logits.argmax()]), 1e-12, why)
+    yield lab.numerical("towards 0: greedy", float(1 - near[logits.argmax()]), 1e-12)
 
 
 def _entropy(p: Tensor) -> float:
@@ -117,14 +111,9 @@ def _rational(lab: Lab) -> Iterator[Finding]:
                     kept -= {min(kept, key=lambda i: p[i])}
                 wrong_p, cases_p = wrong_p + (kept != smallest_set(p, share)), cases_p + 1
                 below += sum((p[i] for i in kept), Fraction(0)) < share
-    yield lab.exhaustive("top-k", wrong_k, cases_k, "the k most likely of V <= 8 tokens, by all subsets of size k")
-    yield lab.exhaustive(
-        "nucleus",
-        wrong_p,
-        cases_p,
-        "the smallest of all subsets of V <= 8 tokens that reaches p; of several, the most likely one",
-    )
-    yield lab.exhaustive("nucleus reaches p", below, cases_p, "its total is at least p and rarely equal to p")
+    yield lab.exhaustive("top-k", wrong_k, cases_k)
+    yield lab.exhaustive("nucleus", wrong_p, cases_p)
+    yield lab.exhaustive("nucleus reaches p", below, cases_p)
 
 
 def _nine_tenths(lab: Lab) -> Finding:
@@ -135,8 +124,7 @@ def _nine_tenths(lab: Lab) -> Finding:
     kept = int(keep_top_p(torch.zeros(1, 10, dtype=torch.float64), 0.9)[0].isfinite().sum())
     exact = smallest_set([Fraction(1, 10)] * 10, Fraction(9, 10))
     holds = running == 0.8999999999999999 and running < 0.9 and len(exact) == 9 and kept in (9, 10)
-    why = "nine times 0.1 sum to 0.8999999999999999: where a total equals p a float sum may keep one token more"
-    return lab.exact("the float trap", holds, why, running=running, exact=len(exact), engine=kept)
+    return lab.exact("the float trap", holds, running=running, exact=len(exact), engine=kept)
 
 
 @lru_cache(maxsize=8)
@@ -173,19 +161,21 @@ def _drawn(lab: Lab) -> Iterator[Finding]:
         support = p > 0
         expected = p[support] * DRAWS
         statistic = float(((counts[support] - expected) ** 2 / expected).sum())
-        tail = chi_square_tail(statistic, int(support.sum()) - 1)
-        why = f"p-value of chi-square over {int(support.sum())} tokens against the oracle's distribution"
-        seen = {"draws": DRAWS, "chi_square": statistic, "expected_least": float(expected.min())}
-        yield lab.statistical(f"{name}: draws", tail, 1.0, DELTA, why, low=DELTA, **seen)
-    why = "no token outside the support was drawn, and none of those expected 20 times or more is missing"
-    yield lab.exhaustive("supports", wrong, len(DECODERS), why, sizes={n: int((p > 0).sum()) for n, p in every.items()})
+        tail = chi_square_tail(statistic, len(expected) - 1)
+        seen = {
+            "draws": DRAWS,
+            "chi_square": statistic,
+            "expected_least": float(expected.min()),
+            "tokens": len(expected),
+        }
+        yield lab.statistical(f"{name}: draws", tail, 1.0, DELTA, low=DELTA, **seen)
+    yield lab.exhaustive("supports", wrong, len(DECODERS), sizes={n: int((p > 0).sum()) for n, p in every.items()})
     greedy = sample(lab.seed, DECODERS["greedy"], 0)
-    yield lab.exact("greedy is one token", int(greedy.max()) == DRAWS, "the same context, the same token, every time")
+    yield lab.exact("greedy is one token", int(greedy.max()) == DRAWS)
     apart = {
         f"{a} / {b}": 0.5 * float(np.abs(every[a] - every[b]).sum()) for a, b in itertools.combinations(DECODERS, 2)
     }
-    why = "total variation of every pair of decoders on logits of standard deviation 1"
-    yield lab.numerical("decoders differ", min(apart.values()), None, why, low=0.05, pairs=apart)
+    yield lab.numerical("decoders differ", min(apart.values()), None, low=0.05, pairs=apart)
 
 
 @figure("decoding-samplers", "The next token of an untrained model, tokens by probability", height=4.0)

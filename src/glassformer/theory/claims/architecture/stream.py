@@ -41,31 +41,25 @@ def residual_stream_sum(lab: Lab) -> Iterator[Finding]:
     writes = [run[f"blocks.{i}.{kind}.out"] for i in range(LAYERS) for kind in ("attention", "feedforward")]
     last, largest = run[f"blocks.{LAYERS - 1}.resid_post"], float(run.stack("blocks.*.resid_post").abs().max())
     gap = float((last - run["embed"] - torch.stack(writes).sum(0)).abs().max())
-    why = "16 L u max|x|: 2L additions in each of two orders, each rounding at most u times what has been summed so far"
     yield lab.numerical(
-        "stream = embedding + writes", gap, 16 * LAYERS * UNIT * largest, why, layers=LAYERS, largest=largest
+        "stream = embedding + writes", gap, 16 * LAYERS * UNIT * largest, layers=LAYERS, largest=largest
     )
     in_order = run["embed"]
     for write in writes:
         in_order = in_order + write
-    why = "the engine adds the same 24 writes in this order, so that even the roundings are the same"
-    yield lab.exact("in the engine's order, bit for bit", torch.equal(in_order, last), why)
+    yield lab.exact("in the engine's order, bit for bit", torch.equal(in_order, last))
     assert isinstance(model, DecoderLM)
     assert model.head is not None
     table = model.embed.tokens.weight.detach()
     terms = torch.stack([run["embed"], *writes]) @ table.T
     scores = model.head(last, table).detach()
     bound = 16 * (LAYERS + model.config.d_model) * UNIT * float(terms.abs().sum(0).max() + 1)
-    why = "the head without the final norm is a matrix, and a matrix of a sum is the sum: 16 (L + D) u times the terms"
-    yield lab.numerical(
-        "scores without the final norm = sum of scores of the terms", max_difference(terms.sum(0), scores),
-        max(bound, 16 * LAYERS * UNIT * largest), why, terms=len(terms),
-    )  # fmt: skip
+    apart, bound = max_difference(terms.sum(0), scores), max(bound, 16 * LAYERS * UNIT * largest)
+    yield lab.numerical("scores without the final norm = sum of scores of the terms", apart, bound, terms=len(terms))
     if not lab.broken:
         heads = decompose(model, tokens).finding
-        why = "each head's share of an attention write is one more term"
         assert heads.measured is not None
-        yield lab.numerical("heads apart", heads.measured, heads.bound, why, terms=heads.evidence["terms"])
+        yield lab.numerical("heads apart", heads.measured, heads.bound, terms=heads.evidence["terms"])
     yield _post_is_no_sum(lab, tokens)
 
 
@@ -73,8 +67,7 @@ def _post_is_no_sum(lab: Lab, tokens: Tensor) -> Finding:
     run = trace(_deep("post", lab.seed), tokens, sites=["embed", "*.out", "*.resid_post"])
     writes = run.stack("blocks.*.attention.out").sum(0) + run.stack("blocks.*.feedforward.out").sum(0)
     gap = float((run[f"blocks.{LAYERS - 1}.resid_post"] - run["embed"] - writes).abs().max())
-    why = "after the norm every write is divided by the length of the sum at each later layer"
-    return lab.numerical("post-norm: the same sum is off", gap, None, why, low=1e-2)
+    return lab.numerical("post-norm: the same sum is off", gap, None, low=1e-2)
 
 
 @figure("residual-stream-sum", "What each layer adds to the residual stream (pre-norm)", height=3.2)
@@ -149,34 +142,19 @@ def prenorm_vs_postnorm(lab: Lab) -> Iterator[Finding]:
     pre, post = ([at_depth(kind, depth, lab.seed) for depth in DEPTHS] for kind in kinds)
     shown = {"depths": DEPTHS, "seeds": [SEEDS[kind] for kind in kinds]}
     last, first = ([[getattr(m, name) for m in side] for side in (pre, post)] for name in ("last", "input"))
-    bands: tuple[tuple[str, list[float], float | None, float | None, str], ...] = (
-        (
-            "pre-norm, last matrix",
-            last[0],
-            -0.8,
-            -0.3,
-            "the final norm divides by the length sqrt(L) of the residual stream",
-        ),
-        ("post-norm, last matrix", last[1], -0.15, 0.2, "the last block reads variance 1 at any depth"),
-        ("pre-norm, input", first[0], -0.15, 0.1, "what L writes add to the gradient, the final norm divides out"),
-        (
-            "post-norm, input",
-            first[1],
-            None,
-            -0.1,
-            "bound set after 24 seeds gave -0.34 in this setting; other settings differ",
-        ),
+    bands: tuple[tuple[str, list[float], float | None, float], ...] = (
+        ("pre-norm, last matrix", last[0], -0.8, -0.3),
+        ("post-norm, last matrix", last[1], -0.15, 0.2),
+        ("pre-norm, input", first[0], -0.15, 0.1),
+        ("post-norm, input", first[1], None, -0.1),
     )
-    for name, values, low, high, why in bands:
-        why = f"slope of log gradient over log depth: {why}"
-        yield lab.empirical(name, slope(values), low, high, why, gradients=[round(v, 4) for v in values], **shown)
+    for name, values, low, high in bands:
+        yield lab.empirical(name, slope(values), low, high, gradients=[round(v, 4) for v in values], **shown)
     growth = pre[-1].variance / pre[0].variance
     variances = [round(m.variance, 2) for m in pre]
-    why = "every branch adds its variance to the residual stream: L = 32 against L = 2"
-    yield lab.empirical("pre-norm, the stream grows", growth, 5.0, None, why, variances=variances, **shown)
+    yield lab.empirical("pre-norm, the stream grows", growth, 5.0, None, variances=variances, **shown)
     largest = max(abs(m.variance - 1) for m in post)
-    why = "the last operation is a norm with weight 1: variance 1 - eps/(var + eps)"
-    yield lab.numerical("post-norm, the stream does not", largest, 1e-4, why)
+    yield lab.numerical("post-norm, the stream does not", largest, 1e-4)
     yield _causal_post(lab)
 
 
@@ -185,8 +163,7 @@ def _causal_post(lab: Lab) -> Finding:
     if not lab.slow:
         return lab.skipped("post-norm, input, causal", Kind.EMPIRICAL, "eighty more backward passes: run with --slow")
     found = slope([at_depth("post", depth, lab.seed, causal=True).input for depth in DEPTHS])
-    why = "band set after 24 seeds gave -0.08, groups of four from -0.33 to 0.33"
-    return lab.empirical("post-norm, input, causal", found, -0.35, 0.2, why, depths=DEPTHS, seeds=SEEDS["post"])
+    return lab.empirical("post-norm, input, causal", found, -0.35, 0.2, depths=DEPTHS, seeds=SEEDS["post"])
 
 
 def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
@@ -207,16 +184,14 @@ def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
         assert isinstance(jacobian, Tensor)
         away = float((jacobian.reshape(x.numel(), -1) - torch.eye(x.numel(), dtype=torch.float64)).abs().max())
         if placement == "pre":
-            why = "x + 0: the Jacobian of a pre-norm block with zero matrices is the identity, without rounding"
-            yield lab.exact("pre-norm block of zeros", away == 0.0, why, away=away)
+            yield lab.exact("pre-norm block of zeros", away == 0.0, away=away)
         else:
-            why = "post-norm leaves two norms on the path: their Jacobian is not the identity"
-            yield lab.numerical("post-norm block of zeros", away, None, why, low=0.1)
+            yield lab.numerical("post-norm block of zeros", away, None, low=0.1)
     x, w = sympy.symbols("x w")
     around = x + w * sympy.Function("branch")(x)
     block_of = sympy.Function("norm")(around) if lab.broken else around
     holds = sympy.diff(block_of, x).subs(w, 0).doit() == 1
-    yield lab.exact("d(x + w f(x))/dx at w = 0", holds, "1 for every f: the path around a branch has factor 1")
+    yield lab.exact("d(x + w f(x))/dx at w = 0", holds)
 
 
 @figure("prenorm-vs-postnorm", "Gradients at initialisation by depth", height=3.0)

@@ -90,18 +90,15 @@ def generation_bug_triage(lab: Lab) -> Iterator[Finding]:
     found = {faults: signature(faults, lab.seed, rotary=lab.broken) for faults in INJECTED}
     shown = {"+".join(sorted(faults)) or "none": text or "none" for faults, text in found.items()}
     clean, singles = frozenset[str](), [faults for faults in INJECTED if len(faults) == 1]
-    yield lab.exhaustive("the clean model passes all", int(found[clean] != ""), 1, "no test fails", failing=shown)
+    yield lab.exhaustive("the clean model passes all", int(found[clean] != ""), 1, failing=shown)
     wrong = sum(list(found.values()).count(found[one]) != 1 for one in singles if one != frozenset("M"))
     wrong += len({found[clean], *(found[one] for one in singles)}) != 4
-    why = "each single fault has a pattern of failures that no other single fault and no clean model has"
-    yield lab.exhaustive("single faults are distinguished", int(wrong), 4, why, failing=shown)
+    yield lab.exhaustive("single faults are distinguished", int(wrong), 4, failing=shown)
     named = sum(bool(text) and text[0] not in faults for faults, text in found.items())
     named += sum(bool(faults) and not text for faults, text in found.items())
-    why = "in the order M, P, C the first test that fails names a fault that is there, in all seven"
-    yield lab.exhaustive("the first failure names a fault", named, len(INJECTED), why)
+    yield lab.exhaustive("the first failure names a fault", named, len(INJECTED))
     missed = sum(_repair(faults, lab.seed, rotary=lab.broken) != faults for faults in INJECTED)
-    why = "fix the fault that the first failure names and test again: the fixed faults are the injected ones"
-    yield lab.exhaustive("repairing one by one finds all", missed, len(INJECTED), why)
+    yield lab.exhaustive("repairing one by one finds all", missed, len(INJECTED))
     yield from _leak_test(lab)
 
 
@@ -146,11 +143,9 @@ def _leak_test(lab: Lab) -> Iterator[Finding]:
         return
     entropy = math.log(SYMBOLS)
     causal = trained_loss(frozenset("M") if lab.broken else frozenset(), lab.seed)
-    why = "uniform symbols carry ln 24 = 3.1781 nats each: a model that does not see them cannot be better"
-    yield lab.empirical("causal: loss on fresh text", causal, entropy - 0.02, None, why, entropy=entropy, tokens=FRESH)
+    yield lab.empirical("causal: loss on fresh text", causal, entropy - 0.02, None, entropy=entropy, tokens=FRESH)
     leaking = trained_loss(frozenset("M"), lab.seed)
-    why = "without the mask the answer is in the input: more than 0.5 below the entropy within 500 steps"
-    yield lab.empirical("no mask: loss on fresh text", leaking, None, entropy - 0.5, why, entropy=entropy, steps=STEPS)
+    yield lab.empirical("no mask: loss on fresh text", leaking, None, entropy - 0.5, entropy=entropy, steps=STEPS)
 
 
 @figure("generation-bug-triage", "Which test fails under which fault", height=3.2)

@@ -107,13 +107,11 @@ def kv_cache_validity(lab: Lab) -> Iterator[Finding]:
         rule = found.causal if lab.broken else found.rule
         between = int(((found.gaps >= SAME) & (found.gaps <= OTHER)).sum())
         wrong = int((found.valid != rule).sum()) + between
-        why = "the graph rule says for every mask what the engine's logits show: below 1e-10 or above 1e-6"
         numbers = {"valid": int(found.valid.sum()), "causal": int(found.causal.sum()), "all": len(found.gaps)}
-        yield lab.exhaustive(f"rule, n={n}, L={layers}", wrong, len(found.gaps), why, **numbers)
+        yield lab.exhaustive(f"rule, n={n}, L={layers}", wrong, len(found.gaps), **numbers)
         causal_ones = found.causal & ~found.valid
         holds = numbers["valid"] == expected and numbers["causal"] == 2 ** (n * (n - 1) // 2) and not causal_ones.any()
-        why = f"{expected} of {len(found.gaps)} valid; all {numbers['causal']} causal ones among them"
-        yield lab.exhaustive(f"count, n={n}, L={layers}", int(not holds), 1, why)
+        yield lab.exhaustive(f"count, n={n}, L={layers}", int(not holds), 1, expected=expected, **numbers)
     yield from _valid_without_a_causal_mask(lab)
     yield from _first_layer(lab)
     yield from _windows(lab)
@@ -137,20 +135,17 @@ def _valid_without_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     model, tokens = decoder(3, lab.seed), torch.tensor([SEQUENCE])
     prefix = masks.prefix(torch.tensor([4]), 8)
     pieces = [1] * 8 if lab.broken else [4, 1, 1, 1, 1]
-    why = "four tokens that all see each other, stored at once, then one by one"
-    yield lab.numerical("prefix-LM", cached_gap(model, tokens, prefix, pieces), SAME, why)
+    yield lab.numerical("prefix-LM", cached_gap(model, tokens, prefix, pieces), SAME)
     chunk = torch.arange(8) // 2
     chunks = (chunk[None, :] <= chunk[:, None])[None]
-    why = "tokens see their own chunk and all before, and chunks arrive whole"
     pieces = [1] * 8 if lab.broken else [2] * 4
-    yield lab.numerical("causal by chunk", cached_gap(model, tokens, chunks, pieces), SAME, why)
+    yield lab.numerical("causal by chunk", cached_gap(model, tokens, chunks, pieces), SAME)
     both, source = seq2seq(2, lab.seed), torch.tensor([SEQUENCE[:6]])
     with torch.no_grad():
         cache = both.new_cache()
         steps = torch.cat([both(source, tokens[:, t : t + 1], cache=cache) for t in range(5)], 1)
         gap = max_difference(steps, both(source, tokens[:, :5]))
-    why = "keys and values of the encoder's output are stored once; the encoder sees everything in both directions"
-    yield lab.numerical("cross-attention", gap, SAME, why)
+    yield lab.numerical("cross-attention", gap, SAME)
 
 
 def _first_layer(lab: Lab) -> Iterator[Finding]:
@@ -160,10 +155,8 @@ def _first_layer(lab: Lab) -> Iterator[Finding]:
     moved = [
         max_difference(early[f"blocks.{i}.attention.k"], late[f"blocks.{i}.attention.k"][:, :, :2]) for i in (0, 1)
     ]
-    why = "keys of layer 1 read the token alone"
-    yield lab.numerical("no mask: stored keys of layer 1 stand", moved[0], 1e-12, why)
-    why = "keys of layer 2 read what a token has seen, and that has grown"
-    yield lab.numerical("no mask: stored keys of layer 2 do not", moved[1], None, why, low=OTHER)
+    yield lab.numerical("no mask: stored keys of layer 1 stand", moved[0], 1e-12)
+    yield lab.numerical("no mask: stored keys of layer 2 do not", moved[1], None, low=OTHER)
 
 
 @torch.no_grad()
@@ -177,19 +170,15 @@ def _windows(lab: Lab) -> Iterator[Finding]:
     whole = model(tokens)
     cache = model.new_cache("windowed")
     rolling = torch.cat([model(tokens[:, t : t + 1], cache=cache) for t in range(n)], 1)
-    why = "what a window of 3 can still see is all that is kept"
-    yield lab.numerical("window: rolling cache", max_difference(rolling, whole), SAME, why, window=w, layers=layers)
+    yield lab.numerical("window: rolling cache", max_difference(rolling, whole), SAME, window=w, layers=layers)
 
     def read_again(count: int) -> float:
         positions = torch.arange(n - count, n)[None]
         return max_difference(model(tokens[:, -count:], positions=positions)[0, -1], whole[0, -1])
 
-    why = "the last states of layer 3 reach back L(w-1) tokens"
-    yield lab.numerical("window: the last w read again", read_again(w), None, why, low=1e-3)
-    yield lab.numerical("window: L(w-1) read again", read_again(reach - 1), None, "one short", low=OTHER)
-    yield lab.numerical(
-        "window: L(w-1)+1 read again", read_again(reach), SAME, "exactly as far as the last state reaches"
-    )
+    yield lab.numerical("window: the last w read again", read_again(w), None, low=1e-3)
+    yield lab.numerical("window: L(w-1) read again", read_again(reach - 1), None, low=OTHER)
+    yield lab.numerical("window: L(w-1)+1 read again", read_again(reach), SAME)
 
 
 @torch.no_grad()
@@ -211,9 +200,8 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
         cached = model(tokens[:, t : t + 1], cache=cache)[0, -1]
         gaps.append(max_difference(cached, model(tokens[:, : t + 1])[0, -1]))
     shown = [float(f"{gap:.2g}") for gap in gaps]
-    yield lab.numerical("dynamic NTK: up to the known length", max(gaps[:known]), SAME, "one base for all", gaps=shown)
-    why = "causal, but rotary angles depend on the length: stored keys were rotated by other angles"
-    yield lab.numerical("dynamic NTK: beyond it", min(gaps[known:]), None, why, low=OTHER)
+    yield lab.numerical("dynamic NTK: up to the known length", max(gaps[:known]), SAME, gaps=shown)
+    yield lab.numerical("dynamic NTK: beyond it", min(gaps[known:]), None, low=OTHER)
     model = decoder(1, lab.seed, position=c.Learned(), max_len=8)
     cache = model.new_cache()
     model(tokens[:, :7], cache=cache)
@@ -221,8 +209,7 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     without_first[..., 0] = False
     kept = model(tokens[:, 7:], mask=without_first, positions=torch.tensor([[6]]), cache=cache)[0, -1]
     again = model(tokens[:, 1:])[0, -1]
-    why = "one layer: after the first token is dropped the others count from 0 again, and stored keys do not"
-    yield lab.numerical("re-indexed positions", max_difference(kept, again), None, why, low=OTHER)
+    yield lab.numerical("re-indexed positions", max_difference(kept, again), None, low=OTHER)
 
 
 @figure("kv-cache-validity", "Masks under which a cache is right", height=3.0)

@@ -62,7 +62,6 @@ def block_param_count(lab: Lab) -> Iterator[Finding]:
     yield lab.exact(
         "formula = engine",
         not wrong,
-        "attention, feed-forward and LayerNorm each agree to the last scalar with the block the engine builds",
         differences=[str(w) for w in wrong],
         counted={str(case): engine_counts(block_config(*case)) for case in CASES},
     )
@@ -71,7 +70,6 @@ def block_param_count(lab: Lab) -> Iterator[Finding]:
     yield lab.exact(
         "weights alone at d = 512, f = 2048",
         weights[:2] == (1_048_576, 2_097_152) and sum(weights[:2]) == 3_145_728 and share == Fraction(2, 3),
-        "4d² and 2df, whose quotient is exactly 2/3 when f = 4d",
         attention=weights[0],
         feedforward=weights[1],
         share=str(share),
@@ -80,37 +78,30 @@ def block_param_count(lab: Lab) -> Iterator[Finding]:
     yield lab.exact(
         "with biases and norms",
         full == (1_050_624, 2_099_712, 2_048) and sum(full) == 3_152_384,
-        "4d more for attention, d + f more for the feed-forward, 4d for two LayerNorms",
         counted=full,
         total=sum(full),
     )
     yield lab.exact(
         "feed-forward share with biases",
         round(Fraction(full[1], sum(full)), 7) == Fraction("0.6660711"),
-        "the quotient of two whole numbers, rounded to the seven digits stated",
         share=full[1] / sum(full),
     )
     yield lab.exact(
-        "2/3 needs f = 4d", *_share_is_two_thirds_only_at_4d(), solved="2f/(4d+2f) = 2/3 has the one solution f = 4d"
+        "2/3 needs f = 4d", _share_is_two_thirds_only_at_4d(), solved="2f/(4d+2f) = 2/3 has the one solution f = 4d"
     )
     heads = [h for h in range(1, 513) if 512 % h == 0]
     counts = {engine_counts(block_config(512, 2048, h)) for h in heads}
-    yield lab.exhaustive(
-        "H does not enter", len(counts) - 1, len(heads), "H heads of width d/H: H·(d/H) = d for every H", heads=heads
-    )
+    yield lab.exhaustive("H does not enter", len(counts) - 1, len(heads), heads=heads)
     sheet = count_by_part(block_config(512, 2048, 8))
     yield lab.exact(
-        "the size sheet agrees",
-        (sheet["attention"], sheet["feedforward"]) == (1_050_624, 2_099_712),
-        "count_by_part reads the config, the engine its modules",
-        sheet=sheet,
+        "the size sheet agrees", (sheet["attention"], sheet["feedforward"]) == (1_050_624, 2_099_712), sheet=sheet
     )
 
 
-def _share_is_two_thirds_only_at_4d() -> tuple[bool, str]:
+def _share_is_two_thirds_only_at_4d() -> bool:
     d, f = sp.symbols("d f", positive=True)
     solutions = sp.solve(sp.Eq(2 * d * f / (4 * d**2 + 2 * d * f), sp.Rational(2, 3)), f)
-    return solutions == [4 * d], "solving the share for f"
+    return solutions == [4 * d]
 
 
 @figure("block-param-count", "Scalars of one block, d = 512")
@@ -145,7 +136,6 @@ def moe_ffn_fraction(lab: Lab) -> Iterator[Finding]:
         "share of all experts",
         sum(shares[e] != Fraction(2 * e, 2 * e + 1) or round(float(shares[e]), 4) != stated[e] for e in stated),
         len(stated),
-        "E·8d² of 4d² + E·8d² weights: 2E/(2E + 1); the router's dE left out",
         shares={e: str(s) for e, s in shares.items()},
     )
     visited = {k: _visited_share(k, width) for k in (1, 2, 4)}
@@ -153,7 +143,6 @@ def moe_ffn_fraction(lab: Lab) -> Iterator[Finding]:
         "share of what one token visits",
         sum(visited[k] != Fraction(2 * k, 2 * k + 1) for k in visited),
         len(visited),
-        "only the k chosen experts get a gradient from one token: k·8d² of 4d² + k·8d²",
         shares={k: str(s) for k, s in visited.items()},
     )
     config = moe_config(64, 8, 2, width)
@@ -162,24 +151,17 @@ def moe_ffn_fraction(lab: Lab) -> Iterator[Finding]:
     yield lab.exact(
         "the size sheet's active count",
         active(config) == n_parameters(build(config, device="meta")) - idle,
-        "active() leaves out the E - k experts that a token does not visit",
         active=active(config),
     )
-    yield lab.exact("gates of the chosen experts sum to one", *_gates_sum_to_one())
+    yield lab.exact("gates of the chosen experts sum to one", _gates_sum_to_one())
     error, bound = _identical_experts_error(lab)
-    yield lab.numerical(
-        "identical experts = the dense feed-forward",
-        error,
-        bound,
-        "one expert with renormalised weight 1 is the dense map; two with p + q = 1 add one rounding each: 1e-12 "
-        "of outputs of size one",
-    )
+    yield lab.numerical("identical experts = the dense feed-forward", error, bound)
 
 
-def _gates_sum_to_one() -> tuple[bool, str]:
+def _gates_sum_to_one() -> bool:
     chosen, output = sp.symbols("p1:4", positive=True), sp.Symbol("y")
     mixed = sum(p / sum(chosen) * output for p in chosen)
-    return sp.simplify(mixed - output) == 0, "sum of p_e/(sum of p) times one and the same output y is y"
+    return sp.simplify(mixed - output) == 0
 
 
 def _visited_share(chosen: int, width: int) -> Fraction:

@@ -43,22 +43,17 @@ def chinchilla_allocation(lab: Lab) -> Iterator[Finding]:
     per = 1 if lab.broken else 6  # operations per parameter and token
     N = math.isqrt(BUDGET // (20 * per))
     yield lab.exact(
-        "C = 6ND and D = 20N in whole numbers",
-        N == 10**11 and per * N * 20 * N == BUDGET,
-        "120 N² = 1.2e24, so N² = 1e22",
-        parameters=N,
-        tokens=20 * N,
+        "C = 6ND and D = 20N in whole numbers", N == 10**11 and per * N * 20 * N == BUDGET, parameters=N, tokens=20 * N
     )
     rule = chinchilla(flops=float(BUDGET)).allocations[0]
     yield lab.numerical(
         "the size sheet's answer",
         max(abs(rule.parameters / 1e11 - 1), abs(rule.tokens / 2e12 - 1), abs(rule.flops / 1.2e24 - 1)),
         4 * UNIT,
-        "a division, a root and products, each rounded once",
         parameters=rule.parameters,
         tokens=rule.tokens,
     )
-    yield lab.exact("the closed form is stationary", *_stationary(per))
+    yield lab.exact("the closed form is stationary", _stationary(per))
     stated = {
         PUBLISHED.source: ("4.48e10", "4.46e12", "99"),
         CORRECTED.source: ("1.05e11", "1.90e12", "18"),
@@ -70,7 +65,6 @@ def chinchilla_allocation(lab: Lab) -> Iterator[Finding]:
             f"golden section, {fit.source}",
             abs(sought / best.parameters - 1),
             1e-6,
-            "near its minimum the loss is flat to second order, so float64 finds N to about sqrt(u) = 1e-8",
             parameters=best.parameters,
             tokens=best.tokens,
             ratio=best.ratio,
@@ -80,7 +74,6 @@ def chinchilla_allocation(lab: Lab) -> Iterator[Finding]:
             f"the numbers, {fit.source}",
             max(half_units(value, text) for value, text in zip(values, stated[fit.source], strict=True)),
             1,
-            "parameters, tokens and their quotient round to the digits stated",
             stated=stated[fit.source],
         )
         more = fit.optimum(100.0 * BUDGET)
@@ -89,7 +82,6 @@ def chinchilla_allocation(lab: Lab) -> Iterator[Finding]:
             f"N grows as C^(b/(a+b)), {fit.source}",
             abs(slope - fit.beta / (fit.alpha + fit.beta)),
             1e-12,
-            "a ratio of two powers, taken through logarithms of size five",
             exponent=slope,
         )
 
@@ -100,7 +92,7 @@ def golden_search(fit: LossFit, product: float) -> float:
     return math.exp(golden_minimum(lambda x: bare.loss(math.exp(x), product / math.exp(x)), 2.0, 60.0))
 
 
-def _stationary(per: int) -> tuple[bool, str]:
+def _stationary(per: int) -> bool:
     """d/dN of A N^-a + B (6N/C)^b vanishes at the closed form, symbolically."""
     A, B, a, b, C, N = sp.symbols("A B a b C N", positive=True)
     G = (a * A / (b * B)) ** (1 / (a + b))
@@ -108,7 +100,7 @@ def _stationary(per: int) -> tuple[bool, str]:
     # the derivative is zero where a A N^-a = b B (per N / C)^b; compare the logarithms of both sides
     left, right = a * A * N**-a, b * B * (per * N / C) ** b
     gap = sp.expand_log(sp.log(left.subs(N, best)) - sp.log(right.subs(N, best)), force=True)
-    return sp.simplify(gap) == 0, "a A N^-a = b B D^-b at N = G (C/6)^(b/(a+b)), D = C/(6N)"
+    return sp.simplify(gap) == 0
 
 
 @figure("chinchilla-allocation", "Loss at C = 1.2e24 operations, D = C/6N")
@@ -147,15 +139,8 @@ def jl_dimension(lab: Lab) -> Iterator[Finding]:
         "exact chi², distances, 1 %": (sheet.exact_distance, 5_764),
     }
     for name, (value, stated) in found.items():
-        yield lab.numerical(
-            name, abs(value - stated), 0, "the dimension the size sheet gives, as stated", dimension=value
-        )
-    yield lab.numerical(
-        "before rounding up",
-        half_units(8 * math.log(POINTS) / EPS**2, "22104.8169"),
-        1,
-        "rounds to 22,104.8169",
-    )
+        yield lab.numerical(name, abs(value - stated), 0, dimension=value)
+    yield lab.numerical("before rounding up", half_units(8 * math.log(POINTS) / EPS**2, "22104.8169"), 1)
     yield from _mpmath_parts(lab)
     k = 20 if lab.broken else math.ceil(8 * math.log(64) / 0.3**2)
     violations, squared = _projection(lab, k)
@@ -164,18 +149,12 @@ def jl_dimension(lab: Lab) -> Iterator[Finding]:
         violations,
         0,
         math.exp(log_union_bound(64, k, 0.49, 1.69)),
-        "no distance off by more than 30 %; delta is the exact union bound over all 2,016 pairs",
         k=k,
         pairs=2016,
         squared_distances_off=squared,
         union_bound_squared=math.exp(log_union_bound(64, k, 0.7, 1.3)),
     )
-    yield lab.exact(
-        "no dimension is required",
-        _points_on_a_line(),
-        "10,000 points on a line keep all distances in one dimension, where the formula asks for 7,369",
-        formula=johnson_lindenstrauss(10_000, EPS).formula,
-    )
+    yield lab.exact("no dimension is required", _points_on_a_line(), formula=johnson_lindenstrauss(10_000, EPS).formula)
 
 
 def union_bound(k: int, low: str, high: str) -> float:
@@ -197,7 +176,6 @@ def _mpmath_parts(lab: Lab) -> Iterator[Finding]:
         "least dimension for 1 %, by mpmath",
         sum(at > 0.01 for at, _ in near.values()) + sum(below <= 0.01 for _, below in near.values()),
         0,
-        "40-digit incomplete gamma functions: at most 1 % there, more one dimension below",
         bounds=near,
     )
     chernoff = POINTS * (POINTS - 1) * math.exp(-22_105 * (EPS**2 / 2 - EPS**3 / 3) / 2)
@@ -206,8 +184,6 @@ def _mpmath_parts(lab: Lab) -> Iterator[Finding]:
         "what 22,105 guarantees",
         max(half_units(chernoff, "39.8"), half_units(at_formula[0], "0.579"), half_units(at_formula[1], "8.5e-72")),
         1,
-        "rounds to 39.8, 0.579 and 8.5e-72: for squared distances Chernoff's union bound is vacuous and the exact one "
-        "shows existence only; for distances it is overwhelming",
         chernoff=chernoff,
         exact_squared=at_formula[0],
         exact_distance=at_formula[1],

@@ -55,7 +55,6 @@ def gpt2_small_param_count(lab: Lab) -> Iterator[Finding]:
         yield lab.exact(
             name,
             closed == built(config) == count(config) == stated,
-            "closed formula, instantiated model and size sheet agree to the last scalar",
             formula=closed,
             engine=built(config),
             sheet=count(config),
@@ -76,13 +75,10 @@ def gpt2_small_param_count(lab: Lab) -> Iterator[Finding]:
     }
     stated_terms = (38_597_376, 786_432, 2_362_368, 4_722_432, 3_072, 7_087_872, 85_054_464, 1_536)
     yield lab.exact(
-        "every term",
-        tuple(terms.values()) == stated_terms and parts["attention"] == 12 * 2_362_368,
-        "the terms of the sum, each as stated",
-        **terms,
+        "every term", tuple(terms.values()) == stated_terms and parts["attention"] == 12 * 2_362_368, **terms
     )
     untied = built(presets.gpt2(head__tied=False))
-    yield lab.exact("untied", untied == 163_037_184, "an untied head owns another V·d", engine=untied)
+    yield lab.exact("untied", untied == 163_037_184, engine=untied)
     total = built(config)
     shares = Fraction(terms["twelve layers"], total), Fraction(terms["token table"], total)
     yield lab.exact(
@@ -91,7 +87,6 @@ def gpt2_small_param_count(lab: Lab) -> Iterator[Finding]:
         and round(shares[1], 4) == Fraction("0.3102")
         and round(Fraction(terms["token table"], terms["layer"]), 1) == Fraction("5.4")
         and max(sizes, key=lambda name: sizes[name]) == "embed.tokens.weight",
-        "layers 68.35 %, token table 31.02 %, which is the largest single matrix and worth 5.4 layers",
         layers=float(shares[0]),
         token_table=float(shares[1]),
     )
@@ -145,8 +140,6 @@ def bert_large_param_count(lab: Lab) -> Iterator[Finding]:
         yield lab.exact(
             f"V = {vocab:,}",
             bert_formula(vocab, 1024, 24, 512) == tuple(engine) == tuple(sheet) == stated,
-            "closed formula, instantiated model and size sheet; the next-sentence classifier, which our model does not "
-            "have, adds 2·1024 + 2",
             engine=engine,
         )
     sizes = {name: math.prod(shape) for name, shape in parameters(presets.bert_large(**changes)).items()}
@@ -172,12 +165,11 @@ def bert_large_param_count(lab: Lab) -> Iterator[Finding]:
     stated_terms = (12_596_224, 4_198_400, 8_393_728, 4_096, 302_309_376, 524_288, 2_048, 2_048, 1_049_600, 1_049_600,
                     2_048, 2_050)
     # fmt: on
-    yield lab.exact("every term", tuple(terms.values()) == stated_terms, "the terms of the sum, as stated", **terms)
+    yield lab.exact("every term", tuple(terms.values()) == stated_terms, **terms)
     rounds = {(v, i): round(n, -7) for v, row in BERT_LARGE.items() for i, n in enumerate(row)}
     yield lab.exact(
         "340M to two digits",
         [key for key, value in rounds.items() if value == 340_000_000] == [(30_000, 2), (30_522, 1), (30_522, 2)],
-        "of the nine readings these three round to 340 million; the other six to 330",
         rounded={f"V={v}, reading {i}": n for (v, i), n in rounds.items()},
     )
 

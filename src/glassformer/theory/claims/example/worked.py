@@ -77,9 +77,8 @@ def worked_example(lab: Lab) -> Iterator[Finding]:
     found["S"] = found["Q"] * found["K"].T
     for name, value in found.items():
         shown = [[str(v) for v in row] for row in value.tolist()]
-        yield lab.exact(f"{name} in fractions", value == EXPECTED[name], "exact rationals", value=shown)
-    why = "Q and K have two columns, so Q K^T has rank 2 and determinant 0"
-    yield lab.exact("det S = 0", found["S"].det() == 0, why, printed=str(doc.PRINTED_S.det()))
+        yield lab.exact(f"{name} in fractions", value == EXPECTED[name], value=shown)
+    yield lab.exact("det S = 0", found["S"].det() == 0, printed=str(doc.PRINTED_S.det()))
     yield from _reconstruction(lab)
     yield from _digits(lab, found["S"])
     yield from _on_the_engine(lab, W_Q)
@@ -91,17 +90,13 @@ def _reconstruction(lab: Lab) -> Iterator[Finding]:
     entries, values = zip(*doc.W_Q_VARIANTS.items(), strict=True)
     variants = [doc.put(doc.W_Q, dict(zip(entries, chosen, strict=True))) for chosen in itertools.product(*values)]
     fitting = [w for w in variants if doc.INPUT * w == doc.PRINTED_Q]
-    why = "of the printed variants of W_Q exactly one gives the printed Q"
     holds = fitting == [doc.W_Q]
-    yield lab.exhaustive("W_Q is determined", int(not holds), len(variants), why, fitting=len(fitting))
+    yield lab.exhaustive("W_Q is determined", int(not holds), len(variants), fitting=len(fitting))
     flips = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3)]
     repaired = {at: doc.put(doc.PRINTED_S, {at: -doc.PRINTED_S[at[0] - 1, at[1] - 1]}) for at in flips}
     singular = [at for at, m in repaired.items() if m.det() == 0]
     holds = singular == [(1, 2)] and repaired[1, 2] == doc.S and doc.PRINTED_S.det() == Fraction(185, 8)
-    why = "the printed S has determinant 185/8; of nine sign flips only that of entry (1,2) makes it 0, and gives Q K^T"
-    yield lab.exhaustive(
-        "S is repaired by one sign", int(not holds), len(flips), why, singular=[list(a) for a in singular]
-    )
+    yield lab.exhaustive("S is repaired by one sign", int(not holds), len(flips), singular=[list(a) for a in singular])
 
 
 def _digits(lab: Lab, scores: doc.Matrix) -> Iterator[Finding]:
@@ -114,7 +109,6 @@ def _digits(lab: Lab, scores: doc.Matrix) -> Iterator[Finding]:
             f"weights and outputs {name}",
             wrong,
             len(pairs),
-            "thirty digits, rounded to the seven that are stated",
             weights=[[mpmath.nstr(v, 10) for v in row] for row in rows],
             output=[[mpmath.nstr(v, 10) for v in row] for row in out],
         )
@@ -137,8 +131,7 @@ def _on_the_engine(lab: Lab, W_Q: doc.Matrix) -> Iterator[Finding]:
             site: max_difference(seen[f"blocks.0.attention.{site}"][0, 0].numpy(), value)
             for site, value in expected.items()
         }
-        why = "float64 of numbers up to 14: exact up to the scores, then exp and three-term sums"
-        yield lab.numerical(f"engine {name}", max(off.values()), 1e-12, why, **off)
+        yield lab.numerical(f"engine {name}", max(off.values()), 1e-12, **off)
 
 
 def _document(lab: Lab) -> Iterator[Finding]:
@@ -149,22 +142,19 @@ def _document(lab: Lab) -> Iterator[Finding]:
     ]
     wrong = sum(str(line.evaluate()) != line.literal for line in doc.LINES)
     inconsistent = sum(line.literal != line.printed for line in doc.LINES)
-    why = "the row of I times the numbers the line uses"
-    yield lab.exhaustive("what the written lines add up to", wrong, len(lines), why, lines=lines, off=inconsistent)
+    yield lab.exhaustive("what the written lines add up to", wrong, len(lines), lines=lines, off=inconsistent)
     block = [str(v) for v in doc.S[:, :2]]
     struck = sum(
         literal == right or printed == right for (literal, printed), right in zip(doc.STRUCK, block, strict=True)
     )
-    why = "neither what the six struck-out lines add up to nor what they print is an entry of Q K^T"
     apart = sum(literal != printed for literal, printed in doc.STRUCK)
-    yield lab.exhaustive("struck-out lines of Q K^T", struck, len(doc.STRUCK), why, printed_unlike_written=apart)
+    yield lab.exhaustive("struck-out lines of Q K^T", struck, len(doc.STRUCK), printed_unlike_written=apart)
     slips = [
-        {"n": s.number, "where": s.where, "printed": dict(s.printed), "correct": dict(s.correct)} for s in doc.SLIPS
+        {"n": n, "where": s.where, "printed": dict(s.printed), "correct": dict(s.correct)}
+        for n, s in enumerate(doc.SLIPS, 1)
     ]
-    unshown = [s.number for s in doc.SLIPS if not s.shown()]
-    numbered = [s.number for s in doc.SLIPS] == list(range(1, 19))
-    why = "each printed value differs from the one that follows from the matrices"
-    yield lab.exhaustive("18 inconsistencies", len(unshown) + (not numbered), len(slips), why, slips=slips)
+    unshown = sum(not s.shown() for s in doc.SLIPS)
+    yield lab.exhaustive("18 inconsistencies", unshown + (len(slips) != 18), len(slips), slips=slips)
     yield _roundings(lab)
 
 
@@ -176,8 +166,7 @@ def _roundings(lab: Lab) -> Finding:
     columns = attention(PLAIN, doc.S.T)[0]
     column = [f"{float(v):.4f}" for v in columns[0]]
     holds = from_rounded == ["1.17", "0.21"] and column == ["0.0009", "0.0000", "0.9991"]
-    why = "weights 0.62 and 0.38 give 1.17 and 0.21; the printed denominator is that of column 1"
-    return lab.exact("where the printed outputs come from", holds, why, outputs=from_rounded, column_1=column)
+    return lab.exact("where the printed outputs come from", holds, outputs=from_rounded, column_1=column)
 
 
 @figure("worked-example-qkv", "The worked example: scores, weights, output (no scaling)", height=2.7)
@@ -220,24 +209,19 @@ def pattern(lab: Lab) -> Iterator[Finding]:
     scores = exact.tolist()
     winners = [row.index(max(row)) + 1 for row in scores]
     unique = all(row.count(max(row)) == 1 for row in scores)
-    why = "softmax keeps the order of a row, with any positive scale"
-    yield lab.exact(
-        "argmax of the rows is (3, 3, 1)", winners == [3, 3, 1] and unique, why, argmax=winners, ties=not unique
-    )
+    yield lab.exact("argmax of the rows is (3, 3, 1)", winners == [3, 3, 1] and unique, argmax=winners, ties=not unique)
     order = [[j for _, j in sorted((-v, j) for j, v in enumerate(row, 1))] for row in scores]
     second = scores[2][0] > scores[2][1] > scores[2][2] and scores[1][0] == scores[1][1]
-    why = "token 3 reads 1, then 2, hardly itself; token 2 gives 1 and itself exactly the same"
-    yield lab.exact("order of the scores", order[0] == [3, 1, 2] and order[2] == [1, 2, 3] and second, why)
+    yield lab.exact("order of the scores", order[0] == [3, 1, 2] and order[2] == [1, 2, 3] and second)
     for squared, name, shares in (
         (PLAIN, "without scaling", "0.6225/0.3775"),
         (SCALED, "with 1/sqrt(2)", "0.5875/0.4125"),
     ):
         rows, _ = attention(squared, exact)
         diagonal = [float(rows[i][i]) for i in range(3)]
-        why = "no token attends to itself by more than one per cent"
-        yield lab.numerical(f"diagonal {name}", max(diagonal), 0.01, why, diagonal=diagonal)
+        yield lab.numerical(f"diagonal {name}", max(diagonal), 0.01, diagonal=diagonal)
         stated = f"{float(rows[2][0]):.4f}/{float(rows[2][1]):.4f}" == shares
-        yield lab.exact(f"token 3 {name}", stated, "to four digits", shares=shares)
+        yield lab.exact(f"token 3 {name}", stated, shares=shares)
     yield _contrast(lab)
 
 
@@ -262,9 +246,8 @@ def _contrast(lab: Lab) -> Finding:
                 layer.k.weight.copy_(layer.q.weight)
         winners = trace(model, torch.arange(T)[None], sites=[site])[site][0, 0].argmax(-1)
         wrong += not bool((winners == torch.arange(T)).all())
-    why = "q.k <= |q||k| = |q|^2, with equality only for k = q (Cauchy and Schwarz)"
     name = "contrast: W_K = W_Q, equal norms, the diagonal wins"
-    return lab.exhaustive(name, wrong, cases, why, tokens=T, seed=lab.seed)
+    return lab.exhaustive(name, wrong, cases, tokens=T, seed=lab.seed)
 
 
 @figure("worked-example-pattern", "Who attends to whom: the figure that Q3c leaves out", width=5.4, height=2.9)

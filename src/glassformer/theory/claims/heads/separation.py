@@ -11,7 +11,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import Figure
 from glassformer.model import build
 from glassformer.sizing import count_by_part
-from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.claim import Lab, claim, figure, impossible, possible, solve
 from glassformer.theory.claims.weights.layer import Notes, layer, normal, run, shape
 
 TOKENS, WIDTH = 6, 4
@@ -21,35 +21,29 @@ FIRST, SECOND = 1, 4
 
 @claim("multihead-separation")
 def separation(lab: Lab) -> Iterator[Finding]:
-    why = "inputs (1,0) and (0,1) ask for alpha w = 1 and beta w = -1 with alpha, beta in [0,1]"
-    yield solve(lab, "one head cannot", lambda z3: _impossible(z3, 0.0, lab.broken), why)
+    yield solve(lab, "one head cannot", lambda z3: _one_head_fails(z3, 0.0, lab.broken))
     yield _by_signs(lab)
-    why = "with w >= 0 the second input misses by 1 or more, with w <= 0 the first"
-    yield solve(lab, "one head misses by 1", lambda z3: _impossible(z3, 1.0, lab.broken), why)
-    yield solve(lab, "two heads can", _possible, "w_1 = 1 and w_2 = -1, each head with its whole weight on its token")
-    why = "s/(1+s) of the weight is elsewhere, s <= (n-1) e^-g; it moves the mean by at most 2 max|x| times that"
-    yield solve(lab, "bound of one head", _bound, why)
+    yield solve(lab, "one head misses by 1", lambda z3: _one_head_fails(z3, 1.0, lab.broken))
+    yield solve(lab, "two heads can", _two_heads_do)
+    yield solve(lab, "bound of one head", _bound)
     for gap in (5.0, 10.0, 30.0):
         x = normal(lab.torch_rng(int(gap)), TOKENS, WIDTH)
         out = difference(x, gap, one_head=lab.broken)["out"]
         error = float((out - (x[FIRST] - x[SECOND])).norm(dim=-1).max())
         bound = 4 * (TOKENS - 1) * math.exp(-gap) * float(x.norm(dim=-1).max())
-        why = "4 (n-1) e^-g max|x|; rounding is below 1e-15"
-        yield lab.numerical(f"engine, gap {gap:g}", error, bound, why, tokens=TOKENS, width=WIDTH)
+        yield lab.numerical(f"engine, gap {gap:g}", error, bound, tokens=TOKENS, width=WIDTH)
     yield _same_cost(lab)
 
 
-def _impossible(z3: Any, error: float, any_sign: bool) -> bool:
+def _one_head_fails(z3: Any, error: float, any_sign: bool) -> bool:
     """No weights alpha, beta and value map w come within `error` (0: reach) of x_a - x_b on both inputs."""
     alpha, beta, w = z3.Reals("alpha beta w")
-    solver = z3.Solver()
-    if not any_sign:
-        solver.add(alpha >= 0, alpha <= 1, beta >= 0, beta <= 1)
+    weights = [] if any_sign else [alpha >= 0, alpha <= 1, beta >= 0, beta <= 1]
     if error:
         near = [alpha * w - 1 < error, alpha * w - 1 > -error, beta * w + 1 < error, beta * w + 1 > -error]
     else:
         near = [alpha * w == 1, beta * w == -1]
-    return bool(solver.check(*near) == z3.unsat)
+    return impossible(z3, *weights, *near)
 
 
 def _by_signs(lab: Lab) -> Finding:
@@ -57,23 +51,21 @@ def _by_signs(lab: Lab) -> Finding:
     alpha, beta = sympy.symbols("alpha beta", **({"real": True} if lab.broken else {"nonnegative": True}))
     w = sympy.Symbol("w", real=True)
     never_negative = sympy.expand((alpha * w) * (beta * w)).is_nonnegative is True
-    return lab.exact("one head cannot, by signs", never_negative, "a product that must be -1 is never negative")
+    return lab.exact("one head cannot, by signs", never_negative)
 
 
-def _possible(z3: Any) -> bool:
+def _two_heads_do(z3: Any) -> bool:
     a, b, first, second = z3.Reals("a b first second")
     exact = z3.ForAll([a, b], first * a + second * b == a - b)
-    solver = z3.Solver()
-    return bool(solver.check(exact, first == 1, second == -1) == z3.sat)
+    return possible(z3, exact, first == 1, second == -1)
 
 
 def _bound(z3: Any) -> bool:
     """|y - x_a| = s |others - x_a| / (1 + s) <= 2 s, for |x| <= 1; `others` is the mean of the other tokens."""
     s, others, own = z3.Reals("s others own")
-    solver = z3.Solver()
-    solver.add(s > 0, others >= -1, others <= 1, own >= -1, own <= 1)
+    within = [s > 0, others >= -1, others <= 1, own >= -1, own <= 1]
     miss = s * (others - own)
-    return bool(solver.check(z3.Or(miss > 2 * s * (1 + s), -miss > 2 * s * (1 + s))) == z3.unsat)
+    return impossible(z3, *within, z3.Or(miss > 2 * s * (1 + s), -miss > 2 * s * (1 + s)))
 
 
 def difference(x: torch.Tensor, gap: float, one_head: bool = False) -> Notes:
@@ -97,8 +89,7 @@ def _same_cost(lab: Lab) -> Finding:
         parameters = build(config).named_parameters()
         counts[heads] = sum(p.numel() for name, p in parameters if ".attention." in name)
         agree &= counts[heads] == count_by_part(config)["attention"]
-    why = "four matrices of D x D for every H: H heads of width D/H, counted in the engine and by the size sheet"
-    return lab.exact("cost", agree and set(counts.values()) == {4 * 16**2}, why, parameters=counts, width=16)
+    return lab.exact("cost", agree and set(counts.values()) == {4 * 16**2}, parameters=counts, width=16)
 
 
 @figure("multihead-separation", f"One head reads token {FIRST}, the other subtracts token {SECOND}", height=2.7)

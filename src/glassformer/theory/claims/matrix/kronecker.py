@@ -25,12 +25,10 @@ SIZES = [(n, d) for n in (1, 2, 3) for d in (1, 2, 3)]
 def kronecker_form(lab: Lab) -> Iterator[Finding]:
     plain = lab.broken
     gaps = {(n, d): _symbolic_gap(n, d, transposed=not plain) for n, d in SIZES}
-    why = "stacked rows of A X W minus (A kron W^T) times stacked rows of X, every entry a symbol"
     wrong = sum(gap for gap in gaps.values())
-    yield lab.exact("A kron W^T", wrong == 0, why, sizes=SIZES, entries_off=wrong)
+    yield lab.exact("A kron W^T", wrong == 0, sizes=SIZES, entries_off=wrong)
     missed = sum(_symbolic_gap(n, d, transposed=False) > 0 for n, d in SIZES if d > 1)
-    why = "without the transpose the identity fails for every width above 1"
-    yield lab.exact("A kron W fails", missed == sum(d > 1 for _, d in SIZES), why, sizes=missed)
+    yield lab.exact("A kron W fails", missed == sum(d > 1 for _, d in SIZES), sizes=missed)
     yield _any_size(lab, transposed=not plain)
     yield _factors(lab)
     yield _determinant(lab)
@@ -59,8 +57,7 @@ def _any_size(lab: Lab, transposed: bool) -> Finding:
     # summed over i < N and j < D the deltas pick i = m and j = p
     coefficient = (a[n, i] * w[j, l]).subs({i: m, j: p})
     entry = a[n, m] * (w[p, l] if transposed else w[l, p])
-    why = "row n D + l, column m D + p of the large matrix holds A[n,m] (W^T)[l,p], with symbols for all indices"
-    return lab.exact("any N and D", bool(selected) and coefficient == entry, why)
+    return lab.exact("any N and D", bool(selected) and coefficient == entry)
 
 
 def _factors(lab: Lab) -> Finding:
@@ -70,7 +67,7 @@ def _factors(lab: Lab) -> Finding:
         w = sympy.Matrix(d, d, sympy.symbols(f"w:{d * d}"))
         product = sympy.kronecker_product(a, sympy.eye(d)) * sympy.kronecker_product(sympy.eye(n), w.T)
         holds &= product == sympy.kronecker_product(a, w.T)
-    return lab.exact("factors", holds, "A kron W^T = (A kron I)(I kron W^T): mix tokens after projecting each")
+    return lab.exact("factors", holds)
 
 
 def _determinant(lab: Lab) -> Finding:
@@ -84,8 +81,7 @@ def _determinant(lab: Lab) -> Finding:
     for n, d in ((2, 3), (3, 2), (3, 3)):
         a, w = (sympy.Matrix(rng.integers(-3, 4, (k, k))) for k in (n, d))
         holds &= sympy.kronecker_product(a, w.T).det() == a.det() ** d * w.det() ** n
-    why = "det(A)^D det(W)^N: as polynomials up to 2 x 2, in whole numbers up to 3 x 3"
-    return lab.exact("determinant", bool(holds), why)
+    return lab.exact("determinant", bool(holds))
 
 
 def _ranks(lab: Lab) -> Finding:
@@ -99,8 +95,7 @@ def _ranks(lab: Lab) -> Finding:
     )
     stochastic = rational([[2, 1], [1, 2]], 3)
     full = rank(np.kron(stochastic, rational(np.eye(2, dtype=int))))
-    why = "the rank is a product and reaches N D: with A = [[2,1],[1,2]]/3 and W = I it is 4"
-    return lab.exact("ranks", wrong == 0 and full == 4, why, pairs=len(matrices) ** 2, example=full)
+    return lab.exact("ranks", wrong == 0 and full == 4, pairs=len(matrices) ** 2, example=full)
 
 
 def _zeros(lab: Lab) -> Finding:
@@ -111,10 +106,7 @@ def _zeros(lab: Lab) -> Finding:
         filled, distinct = int(np.count_nonzero(shared)), len(set(shared[shared != 0].tolist()))
         wrong += filled != n * d * d or Fraction(filled, shared.size) != Fraction(1, n) or distinct != d * d
         wrong += np.count_nonzero(mixed) != mixed.size
-    why = (
-        "I kron W^T has N D^2 of N^2 D^2 entries, D^2 distinct ones; A kron W^T with positive A and dense W has no zero"
-    )
-    return lab.exact("zeros", wrong == 0, why, sizes=25, largest=5)
+    return lab.exact("zeros", wrong == 0, sizes=25, largest=5)
 
 
 def _on_the_engine(lab: Lab) -> Iterator[Finding]:
@@ -127,19 +119,16 @@ def _on_the_engine(lab: Lab) -> Iterator[Finding]:
     size = torch.kron(a, v.T.contiguous().abs()) @ x.abs().flatten()
     ratio = float(((big @ x.flatten() - y.flatten()).abs() / (2 * (n * d + 2) * UNIT * size)).max())
     gap = max_difference(big @ x.flatten(), y.flatten())
-    why = "difference over 2 (N D + 2) u |A kron W^T||x|: two orders of summation"
-    yield lab.numerical("engine, output", ratio, 1.0, why, difference=gap, tokens=n, width=d)
+    yield lab.numerical("engine, output", ratio, 1.0, difference=gap, tokens=n, width=d)
     worst = 0.0
     for site, w in (("q", q), ("k", k), ("v", v)):
         shared = torch.kron(torch.eye(n, dtype=torch.float64), w.T.contiguous()) @ x.flatten()
         worst = max(worst, max_difference(shared, seen[site][0].flatten()))
-    why = "queries, keys and values are I kron W^T times the tokens, one matrix shared by all positions"
-    yield lab.numerical("engine, projections", worst, 1e-14, why)
+    yield lab.numerical("engine, projections", worst, 1e-14)
     off = max_difference(_jacobian(attention, x), big)
-    why = "A depends on X: the derivative has a second term, so the map is not linear"
-    yield lab.numerical("Jacobian is another matrix", off, None, why, low=1e-3)
+    yield lab.numerical("Jacobian is another matrix", off, None, low=1e-3)
     bent = max_difference(run(attention, 2 * x)["out"], 2 * y)
-    yield lab.numerical("not linear", bent, None, "f(2X) differs from 2 f(X)", low=1e-3)
+    yield lab.numerical("not linear", bent, None, low=1e-3)
 
 
 def _jacobian(attention: Attention, x: torch.Tensor, step: float = 1e-5) -> torch.Tensor:
@@ -189,14 +178,12 @@ def dense_against_attention(lab: Lab) -> Iterator[Finding]:
     tokens, width = sympy.symbols("N D", positive=True)
     paid = tokens if lab.broken else 1  # the control: every position has matrices of its own
     ratio = sympy.simplify((tokens * width) ** 2 / (3 * paid * width**2))
-    why = "N^2 D^2 over 3 D^2, and over 4 D^2 with the output projection: D cancels"
     whole = sympy.simplify((tokens * width) ** 2 / (4 * paid * width**2))
-    yield lab.exact("ratio", ratio == tokens**2 / 3 and whole == tokens**2 / 4, why, ratio=str(ratio))
+    yield lab.exact("ratio", ratio == tokens**2 / 3 and whole == tokens**2 / 4, ratio=str(ratio))
     dense, attention = dense_weights(100, 512), 3 * 512**2 * (100 if lab.broken else 1)
     holds = (dense, attention) == (2_621_440_000, 786_432) and Fraction(dense, attention) == Fraction(10_000, 3)
     holds &= Fraction(dense, attention + attention // 3) == 2500
-    why = "N = 100, D = 512: 2,621,440,000 and 786,432, ratio 10000/3; 2500 with the output projection"
-    yield lab.exact("the example", holds, why, dense=dense, attention=attention, ratio=dense / attention)
+    yield lab.exact("the example", holds, dense=dense, attention=attention, ratio=dense / attention)
     counted = {}
     for n, d in ((3, 4), (5, 8)):
         layers = [Attention(shape(d, 1, d, d)) for _ in range(n if lab.broken else 1)]
@@ -205,11 +192,9 @@ def dense_against_attention(lab: Lab) -> Iterator[Finding]:
         full = torch.nn.Linear(n * d, n * d, bias=False, device="meta").weight.numel()
         counted[f"N={n}, D={d}"] = [full, three, four]
     expected = {"N=3, D=4": [144, 48, 64], "N=5, D=8": [1600, 192, 256]}
-    why = "instantiated layers: dense, attention without and with its output projection"
-    yield lab.exact("counted layers", counted == expected, why, counted=counted)
+    yield lab.exact("counted layers", counted == expected, counted=counted)
     fewer = [n for n in range(1, 1001) if 3 * (n if lab.broken else 1) < n * n]
-    why = "N^2 > 3 begins at N = 2 and N^2 grows"
-    yield lab.exact("fewer from two tokens on", fewer == list(range(2, 1001)), why, root=math.sqrt(3))
+    yield lab.exact("fewer from two tokens on", fewer == list(range(2, 1001)), root=math.sqrt(3))
 
 
 @figure("dense-vs-attention-params", "Weights to mix N tokens of width {width:g}", height=3.0)

@@ -72,10 +72,9 @@ def rope_relative(lab: Lab) -> Iterator[Finding]:
         yield from _engine(lab, pairing)
     halves, interleaved = (_scores(rotary_model(lab.seed, p)) for p in ("halves", "interleaved"))
     different = max_difference(halves, interleaved)
-    why = "the same weights paired otherwise are another function"
-    yield lab.numerical("pairings are not interchangeable", different, None, why, low=1e-3)
+    yield lab.numerical("pairings are not interchangeable", different, None, low=1e-3)
     plain, rotary = n_parameters(rotary_model(0, None)), n_parameters(rotary_model(0))
-    yield lab.exact("no parameters are added", plain == rotary, "angles are computed", parameters=rotary)
+    yield lab.exact("no parameters are added", plain == rotary, parameters=rotary)
 
 
 def _scores(model: Model, **how: Any) -> np.ndarray:
@@ -91,15 +90,12 @@ def _identity(lab: Lab) -> Iterator[Finding]:
 
     left = (rotation(m * theta) * q).dot(k if lab.broken else rotation(n * theta) * k)
     ours = left - q.dot(rotation((n - m) * theta) * k)
-    yield lab.exact(
-        "score = q^T R_(n-m) k", vanishes(ours), "R_a^T R_b = R_(b-a): the transpose of a rotation is its inverse"
-    )
+    yield lab.exact("score = q^T R_(n-m) k", vanishes(ours))
     printed = left - q.dot(rotation((m - n) * theta) * k)
     gap = 2 * (q[0] * k[1] - q[1] * k[0]) * sp.sin((m - n) * theta)
     yield lab.exact(
         "with R_(m-n) it is off by 2 (q1 k2 - q2 k1) sin((m-n) theta)",
         not vanishes(printed) and vanishes(printed - gap),
-        "the symmetric part cos agrees, the antisymmetric part sin has the other sign",
     )
 
 
@@ -108,22 +104,20 @@ def _engine(lab: Lab, pairing: str) -> Iterator[Finding]:
     q, k = _projections(model)
     size = float(np.linalg.norm(q) * np.linalg.norm(k))
     here, there = (_scores(model, first=first, keys_still=lab.broken) for first in (0, 1000))
-    why = "an angle p theta is rounded by about p u, and two rotations meet in a score of size at most |q||k|"
     bound = 4 * (N - 1) * UNIT * size
-    yield lab.numerical(f"{pairing}: Toeplitz", off_toeplitz(here), bound, why, positions=N, size=size)
+    yield lab.numerical(f"{pairing}: Toeplitz", off_toeplitz(here), bound, positions=N, size=size)
     moved = max_difference(there, here)
-    yield lab.numerical(f"{pairing}: moved by 1000", moved, 4 * (N + 999) * UNIT * size, why, positions="1000..1127")
+    yield lab.numerical(f"{pairing}: moved by 1000", moved, 4 * (N + 999) * UNIT * size, positions="1000..1127")
     ours, printed = (max_difference(here, by_offset(q, k, pairing, sign)) for sign in (1, -1))
-    yield lab.numerical(f"{pairing}: equals q^T R_(n-m) k", ours, bound, why)
-    why = "the printed sign is another matrix unless q1 k2 = q2 k1"
-    yield lab.numerical(f"{pairing}: differs from q^T R_(m-n) k", printed, None, why, low=1e-3)
+    yield lab.numerical(f"{pairing}: equals q^T R_(n-m) k", ours, bound)
+    yield lab.numerical(f"{pairing}: differs from q^T R_(m-n) k", printed, None, low=1e-3)
     seen = watch(model)
     norms = [np.linalg.norm(seen[site][0, 0].numpy(), axis=1) / np.linalg.norm(v) for site, v in _named(q, k)]
     off = max_difference(np.concatenate(norms), 1)
-    yield lab.numerical(f"{pairing}: norms kept", off, 8 * UNIT, "cos^2 + sin^2 = 1 up to a few roundings")
+    yield lab.numerical(f"{pairing}: norms kept", off, 8 * UNIT)
     values = seen[V_SITE][0, 0]
     same = bool((values == values[0]).all())
-    yield lab.exact(f"{pairing}: values are not rotated", same, "equal tokens have equal values, bit for bit")
+    yield lab.exact(f"{pairing}: values are not rotated", same)
 
 
 def _named(q: np.ndarray, k: np.ndarray) -> list[tuple[str, np.ndarray]]:

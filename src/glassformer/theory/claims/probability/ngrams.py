@@ -79,18 +79,17 @@ def table_growth(lab: Lab) -> Iterator[Finding]:
             total += len(free)
             wrong += len(table) != V**n or len(free) != V ** (n - 1) * (V - 1) or total != V**n - 1
             cases += 1
-    why = "V^(n-1) histories with V next tokens each, one of them fixed by the sum"
-    yield lab.exhaustive("entries enumerated, V <= 4, n <= 5", wrong, cases, why)
+    yield lab.exhaustive("entries enumerated, V <= 4, n <= 5", wrong, cases)
     V, N, n = sp.symbols("V N n", integer=True, positive=True)
     step = V**n - V ** (n - 1)
     telescoped = sp.simplify(step - V ** (n - 1) * (V - 1)) == 0
     total = sp.simplify(sum((V**m - V ** (m - 1) for m in range(1, 8)), sp.Integer(0)) - (V**7 - 1)) == 0
     closed = sp.simplify((V ** (N + 1) - 1) - (V**N - 1) - V**N * (V - 1)) == 0
-    yield lab.exact("sum telescopes to V^N - 1", telescoped and total and closed, "V^n - V^(n-1) = V^(n-1)(V - 1)")
+    yield lab.exact("sum telescopes to V^N - 1", telescoped and total and closed)
     yield _on_our_tables(lab)
     yield _round_trip(lab)
     pairs = 50257**2
-    yield lab.exact("V = 50257, n = 2", pairs == 2_525_766_049, "entries of a bigram table of GPT-2's tokens", n=pairs)
+    yield lab.exact("V = 50257, n = 2", pairs == 2_525_766_049, n=pairs)
 
 
 def _on_our_tables(lab: Lab) -> Finding:
@@ -103,8 +102,7 @@ def _on_our_tables(lab: Lab) -> Finding:
             wrong += len(table.keys) != expected or len(text) != V**n + n - 1 or set(table.counts) != {1}
             sizes[f"V={V}, n={n}"] = len(table.keys)
             cases += 1
-    why = "on a text that holds every n-gram once, the tables of training.data.ngram have V^n entries"
-    return lab.exhaustive("our tables on de Bruijn texts", wrong, cases, why, entries=sizes)
+    return lab.exhaustive("our tables on de Bruijn texts", wrong, cases, entries=sizes)
 
 
 def _round_trip(lab: Lab) -> Finding:
@@ -126,8 +124,7 @@ def _round_trip(lab: Lab) -> Finding:
                 back *= Fraction(start[h]) / Fraction(start[shorter]) if start[h] else 0
             wrong += back != joint[word]
             cases += 1
-    why = "the chain rule: products of the conditionals give every joint probability back exactly"
-    return lab.exhaustive("conditionals rebuild the joint table", wrong, cases, why, seed=lab.seed)
+    return lab.exhaustive("conditionals rebuild the joint table", wrong, cases, seed=lab.seed)
 
 
 @figure("autoregressive-table-growth", "Entries of a table for p(token n | all before it)", height=3.0)
@@ -163,12 +160,9 @@ def final_token(lab: Lab) -> Iterator[Finding]:
             short_wrong += missing != {last: 1}
             omitted = text if lab.broken else text[:-1]
             sizes_wrong += grams(text, length).total() != grams(omitted, length - 1).total()
-    why = "each occurrence of a context but the last one of the text is followed by exactly one token"
-    yield lab.exhaustive("without the final token every row sums to 1", wrong, contexts, why, lengths="3..7", L=[2, 3])
-    why = "the text's last (L-1)-gram is counted once more than it is followed"
-    yield lab.exhaustive("with it, the last context is short by one count", short_wrong, short, why)
-    why = "T - L + 1 L-grams, and as many (L-1)-grams in the text without its final token"
-    yield lab.exhaustive("both tables have T - L + 1 entries", sizes_wrong, short, why)
+    yield lab.exhaustive("without the final token every row sums to 1", wrong, contexts, lengths="3..7", L=[2, 3])
+    yield lab.exhaustive("with it, the last context is short by one count", short_wrong, short)
+    yield lab.exhaustive("both tables have T - L + 1 entries", sizes_wrong, short)
     yield _ours(lab)
     yield _aba(lab)
     yield _several(lab)
@@ -189,8 +183,7 @@ def _ours(lab: Lab) -> Finding:
                 row[h] += times
             wrong += any(row[h] != t for h, t in zip(prefix.tolist(), total.tolist(), strict=True))
             cases += 1
-    why = "the ratios that our baselines use leave the final token out"
-    return lab.exhaustive("our n-gram tables do so", wrong, cases, why)
+    return lab.exhaustive("our n-gram tables do so", wrong, cases)
 
 
 def _aba(lab: Lab) -> Finding:
@@ -206,7 +199,6 @@ def _aba(lab: Lab) -> Finding:
     return lab.exact(
         "A B A",
         right and set(omitted.values()) == {Fraction(1)},
-        "all tokens counted: p(B|A) = 1/2 with nothing else after A, p(A|B) = 3/2; final token omitted: both are 1",
         count_ratio_B_after_A=str(by_count),
         probability_ratio_A_after_B=str(after_b),
         row_A=str(row_a),
@@ -225,7 +217,7 @@ def _several(lab: Lab) -> Finding:
             followed[gram[:1]] += n
         wrong += followed != contexts
         cases += 1
-    return lab.exhaustive("several texts", wrong, cases, "each text has one context that nothing follows")
+    return lab.exhaustive("several texts", wrong, cases)
 
 
 @figure("ngram-final-token", "Bigrams of ABRACADABRA: what the probabilities after each letter sum to", height=2.8)
@@ -257,7 +249,7 @@ def storage(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the final token stays in, and two corpora are counted as one text."""
     V, L = sp.symbols("V L", positive=True)
     rest = sp.simplify(V ** (L - 1) * (V - 1) + (V ** (L - 1) - 1) - (V**L - 1))
-    yield lab.exact("conditional + (L-1)-joint = L-joint", rest == 0, "V^(L-1)(V-1) + V^(L-1) - 1 = V^L - 1")
+    yield lab.exact("conditional + (L-1)-joint = L-joint", rest == 0)
     wrong = dense = unlike = cases = 0
     for vocabulary, text in strings():
         tables = count(np.array(text), vocabulary, 3)
@@ -270,12 +262,9 @@ def storage(lab: Lab) -> Iterator[Finding]:
             dense += len(ours) > len(text) - length + 1
             unlike += ours != grams(text, length)
             cases += 1
-    why = "summing c_L over its last token counts every (L-1)-gram that is followed by one"
-    yield lab.exhaustive("the marginal of c_L is c_(L-1) without the final token", wrong, cases, why)
-    yield lab.exhaustive("at most T - L + 1 entries are stored", dense, cases, "one per position in the text")
-    yield lab.exhaustive(
-        "our tables equal plain counting", unlike, cases, "training.data.ngram against a dictionary of tuples"
-    )
+    yield lab.exhaustive("the marginal of c_L is c_(L-1) without the final token", wrong, cases)
+    yield lab.exhaustive("at most T - L + 1 entries are stored", dense, cases)
+    yield lab.exhaustive("our tables equal plain counting", unlike, cases)
     yield _merging(lab)
     yield _averaging(lab)
 
@@ -290,7 +279,7 @@ def _merging(lab: Lab) -> Finding:
             merged = grams(a + b, length) if lab.broken else grams(a, length) + grams(b, length)
             wrong += merged != Counter(inside)
             cases += 1
-    return lab.exhaustive("counts add over corpora", wrong, cases, "an L-gram lies in one corpus or in the other")
+    return lab.exhaustive("counts add over corpora", wrong, cases)
 
 
 def _averaging(lab: Lab) -> Finding:
@@ -306,7 +295,6 @@ def _averaging(lab: Lab) -> Finding:
     return lab.exact(
         "averaging conditionals is not merging",
         (merged, averaged) == (Fraction(1, 4), Fraction(1, 2)),
-        "a conditional has forgotten how often its context was seen",
         merged=str(merged),
         averaged=str(averaged),
     )

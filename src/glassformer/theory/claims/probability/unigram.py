@@ -63,11 +63,8 @@ def _enumerated(lab: Lab) -> Finding:
             same = all(t * N == b * d for t, b in zip(theta, best, strict=True))
             wrong += not (here < there or (same and here == there))
             cases += 1
-    why = "no theta beats N_k/N, and only N_k/N reaches it; counts up to 6, denominators up to 12, V = 3"
     different = sum(math.gcd(*theta) == 1 for theta, _ in candidates)
-    return lab.exhaustive(
-        "every theta on the grid", wrong, cases, why, thetas=len(candidates), different_thetas=different
-    )
+    return lab.exhaustive("every theta on the grid", wrong, cases, thetas=len(candidates), different_thetas=different)
 
 
 def _kkt(lab: Lab) -> Finding:
@@ -83,8 +80,7 @@ def _kkt(lab: Lab) -> Finding:
             wrong += slack < 0 or slack * theta != 0
             zeros += n == 0
             cases += 1
-    why = "a concave function on a convex set is maximal where slope <= lambda, with equality where theta_k > 0"
-    return lab.exhaustive("KKT multipliers", wrong, cases, why, multiplier="lambda = N", zero_counts=zeros)
+    return lab.exhaustive("KKT multipliers", wrong, cases, multiplier="lambda = N", zero_counts=zeros)
 
 
 def _gibbs(lab: Lab) -> Finding:
@@ -93,8 +89,7 @@ def _gibbs(lab: Lab) -> Finding:
     gap = x - 1 - sp.log(x)
     lowest = sp.solve(sp.diff(gap, x), x) == [1] and gap.subs(x, 1) == 0
     convex = sp.diff(gap, x, 2).is_positive
-    why = "x - 1 - ln x is convex with its minimum 0 at x = 1: sum N_k ln(theta_k N/N_k) <= N sum theta_k - N <= 0"
-    return lab.exact("Gibbs' inequality", bool(lowest and convex), why)
+    return lab.exact("Gibbs' inequality", bool(lowest and convex))
 
 
 def bag_of_words(vocabulary: int) -> DecoderLM:
@@ -139,7 +134,6 @@ def _trained(lab: Lab) -> Finding:
         nll - entropy,
         -1e-12,
         1e-6,
-        "the lowest cross-entropy is the entropy of the frequencies, and the loss is convex in the bias",
         nll=nll,
         entropy=entropy,
         largest_probability_error=off,

@@ -21,68 +21,35 @@ SEEDS = 5
 @claim("rank-collapse-rate")
 def rank_collapse_rate(lab: Lab) -> Iterator[Finding]:
     norm_rate, variance_rate = math.log(10) / 12, math.log(10) / (12 if lab.broken else 24)
-    yield lab.exact("rates in closed form", *_closed_forms(variance_rate))
-    yield lab.numerical(
-        "norm: ln(10)/12",
-        half_units(norm_rate, "0.1918821"),
-        1,
-        "rounds to 0.1918821: e^(-12 lambda) = 1/10",
-        rate=norm_rate,
-    )
-    yield lab.numerical(
-        "variance: ln(10)/24",
-        half_units(variance_rate, "0.09594105"),
-        1,
-        "rounds to 0.09594105: e^(-24 lambda) = 1/10",
-        rate=variance_rate,
-    )
-    yield lab.exact("less is kept at a higher rate", *_monotone())
+    yield lab.exact("rates in closed form", _closed_forms(variance_rate))
+    yield lab.numerical("norm: ln(10)/12", half_units(norm_rate, "0.1918821"), 1, rate=norm_rate)
+    yield lab.numerical("variance: ln(10)/24", half_units(variance_rate, "0.09594105"), 1, rate=variance_rate)
+    yield lab.exact("less is kept at a higher rate", _monotone())
     kept, allowed = _counter_model(lab)
-    yield lab.numerical(
-        "an upper bound keeps nothing",
-        kept,
-        1e-15,
-        "attention with W_Q = 0 averages all tokens in one layer: its deviation is 0 from there on (here rounding), "
-        "below C e^(-lambda l) for every lambda",
-        bound_at_layer_12=allowed,
-    )
+    yield lab.numerical("an upper bound keeps nothing", kept, 1e-15, bound_at_layer_12=allowed)
     exact = collapse_exact(seed=lab.seed)
     ratios = exact.ratios[4:7]
     for depth, ratio in zip((5, 6, 7), ratios, strict=True):
         yield lab.numerical(
-            f"cubic at layer {depth}",
-            ratio,
-            3.3,
-            "ln of the deviation triples per layer: doubly exponential, far below every e^(-lambda l)",
-            low=2.9,
-            log10_deviation=exact.log_deviation,
-            digits=exact.digits,
+            f"cubic at layer {depth}", ratio, 3.3, low=2.9, log10_deviation=exact.log_deviation, digits=exact.digits
         )
     above = sum(measured > bound for measured, bound in zip(exact.log_deviation[1:], exact.log_bound[1:], strict=True))
-    yield lab.numerical(
-        "the cubic bound holds",
-        above,
-        0,
-        "each layer's deviation lies below the bound computed from the layer before",
-        log10_bound=exact.log_bound[1:],
-    )
+    yield lab.numerical("the cubic bound holds", above, 0, log10_bound=exact.log_bound[1:])
 
 
-def _closed_forms(variance_rate: float) -> tuple[bool, str]:
+def _closed_forms(variance_rate: float) -> bool:
     rate = sp.Symbol("lambda", real=True)
     tenth = sp.Rational(1, 10)
     norm = sp.solve(sp.Eq(sp.exp(-12 * rate), tenth), rate)
     variance = sp.solve(sp.Eq(sp.exp(-12 * rate) ** 2, tenth), rate)
     right = all(sp.simplify(found - sp.log(10) / n) == 0 for n, [found] in ((12, norm), (24, variance)))
-    return right and math.isclose(float(variance[0]), variance_rate), (
-        "e^(-12 lambda) = 1/10 and (e^(-12 lambda))² = 1/10 each have one real solution"
-    )
+    return right and math.isclose(float(variance[0]), variance_rate)
 
 
-def _monotone() -> tuple[bool, str]:
+def _monotone() -> bool:
     rate = sp.Symbol("lambda", positive=True)
     falls = all(sp.diff(sp.exp(-n * rate), rate).is_negative for n in (12, 24))
-    return bool(falls), "both derivatives are negative, so the condition is lambda at most the solution"
+    return bool(falls)
 
 
 def _counter_model(lab: Lab) -> tuple[float, float]:
@@ -116,23 +83,23 @@ def runs(variant: Variant, seed: int) -> tuple[Collapse, ...]:
     return tuple(collapse(variant, seed=seed + i) for i in range(SEEDS))
 
 
-BANDS: tuple[tuple[str, Variant, int, float | None, float | None, str], ...] = (
-    ("pure attention at 10", "attention", 10, None, 1e-12, "cubic decay is already below float64 rounding"),
-    ("pure attention at 25", "attention", 25, None, 1e-12, "nothing is left to fall"),
-    ("pure attention at 50", "attention", 50, None, 1e-12, "nothing is left to fall"),
-    ("MLP without a skip at 10", "attention-mlp", 10, None, 1e-12, "an MLP maps equal rows to equal rows"),
-    ("A = I at 50", "identity", 50, 0.1, None, "no mixing: products of random W_V spread the spectrum, no more"),
-    ("plain skip at 50", "skip", 50, 1e-9, 1e-4, "the mean grows by sqrt(2) per layer, the deviation does not"),
-    ("pre-norm skip at 50", "pre-norm-skip", 50, 0.02, 0.2, "the mean grows as sqrt(l): a power law"),
-    ("pre-norm skip with MLP at 50", "pre-norm-skip-mlp", 50, 0.03, None, "the usual block decays slowest"),
-    ("skip over sqrt(L) at 50", "scaled-skip", 50, 0.5, None, "L steps of size 1/sqrt(L) add up to order one"),
+BANDS: tuple[tuple[str, Variant, int, float | None, float | None], ...] = (
+    ("pure attention at 10", "attention", 10, None, 1e-12),
+    ("pure attention at 25", "attention", 25, None, 1e-12),
+    ("pure attention at 50", "attention", 50, None, 1e-12),
+    ("MLP without a skip at 10", "attention-mlp", 10, None, 1e-12),
+    ("A = I at 50", "identity", 50, 0.1, None),
+    ("plain skip at 50", "skip", 50, 1e-9, 1e-4),
+    ("pre-norm skip at 50", "pre-norm-skip", 50, 0.02, 0.2),
+    ("pre-norm skip with MLP at 50", "pre-norm-skip-mlp", 50, 0.03, None),
+    ("skip over sqrt(L) at 50", "scaled-skip", 50, 0.5, None),
 )
-"""Name, variant, layer, least and most sigma_2/sigma_1, why."""
+"""Name, variant, layer, least and most sigma_2/sigma_1."""
 
 
 @claim("rank-collapse-depth")
 def rank_collapse_depth(lab: Lab) -> Iterator[Finding]:
-    for name, variant, layer, low, high, why in BANDS:
+    for name, variant, layer, low, high in BANDS:
         shown: Variant = "identity" if lab.broken and variant == "attention" else variant
         ratios = [float(run.ratio[layer]) for run in runs(shown, lab.seed)]
         worst = max(ratios) if high is not None and low is None else min(ratios)
@@ -142,37 +109,24 @@ def rank_collapse_depth(lab: Lab) -> Iterator[Finding]:
             name,
             worst,
             high,
-            f"sigma_2/sigma_1 of the worst of {SEEDS} seeds; {why}",
             low=low,
             seeds=ratios,
             by_layer={str(k): float(runs(shown, lab.seed)[0].ratio[k]) for k in LAYERS},
         )
     pure: Variant = "identity" if lab.broken else "attention"
     away = {k: max(float(run.deviation[k]) for run in runs(pure, lab.seed)) for k in (1, 2, 3, 4, 5)}
-    yield lab.numerical(
-        "equal rows by layer 5",
-        away[5],
-        1e-14,
-        "the relative distance to equal rows, largest of five seeds: the collapse happens in layers 1 to 4",
-        by_layer={str(k): v for k, v in away.items()},
-    )
+    yield lab.numerical("equal rows by layer 5", away[5], 1e-14, by_layer={str(k): v for k, v in away.items()})
     spread = min(float(run.deviation[50]) for run in runs("identity", lab.seed))
     yield lab.numerical(
         "the ratio alone is not uniformity",
         spread,
         None,
-        "with A = I tokens never meet and stay apart, although sigma_2/sigma_1 falls: report the deviation too",
         low=0.9,
         ratio=[float(run.ratio[50]) for run in runs("identity", lab.seed)],
     )
     late = [[float(run.singular_values[k][0]) for k in (10, 25, 50)] for run in runs(pure, lab.seed)]
     yield lab.numerical(
-        "sigma_1 itself drifts",
-        max(max(values) / min(values) for values in late),
-        None,
-        "W_V scales the residual stream from layer to layer, so only ratios are meaningful",
-        low=1.5,
-        sigma_1=late,
+        "sigma_1 itself drifts", max(max(values) / min(values) for values in late), None, low=1.5, sigma_1=late
     )
 
 

@@ -22,43 +22,25 @@ run_once = cache(grok)
 def grokking_weight_norm(lab: Lab) -> Iterator[Finding]:
     moduli = (9, 15, 25) if lab.broken else PRIMES
     wrong, cases = _residues_wrong(moduli)
-    yield lab.exhaustive(
-        "any frequency singles out a + b",
-        wrong,
-        cases,
-        "for p prime and k not 0, k r = 0 mod p only for r = 0: the cosine of k (a + b - c) is 1 there alone",
-        moduli=list(moduli),
-    )
+    yield lab.exhaustive("any frequency singles out a + b", wrong, cases, moduli=list(moduli))
     checks = [check_circuit(p) for p in PRIMES]
     yield lab.exhaustive(
         "all inputs, all frequencies",
         sum(c.p**2 - c.right for c in checks),
         sum(c.p**2 for c in checks),
-        "the highest logit is a + b mod p, alone",
         margins={str(c.p): c.smallest_margin for c in checks},
     )
     yield lab.numerical(
         "margin p/2",
         max(max(abs(c.smallest_margin - c.p / 2), abs(c.largest_margin - c.p / 2)) / c.p for c in checks),
         1e-14,
-        "(p - 1)/2 minus -1/2, relative to p, after adding up to 56 cosines in float64",
     )
-    yield lab.exact("wrong answers get -1/2", *_half_sums(moduli))
+    yield lab.exact("wrong answers get -1/2", _half_sums(moduli))
     subsets, failed = _subsets_wrong(9 if lab.broken else 7)
-    yield lab.exhaustive(
-        "every non-empty set of frequencies",
-        failed,
-        subsets,
-        "a sum of cosines is largest where each of them is, at r = 0, and nowhere else if one of them is not",
-    )
+    yield lab.exhaustive("every non-empty set of frequencies", failed, subsets)
     same, norms = _rescaled(lab)
-    yield lab.exact(
-        "a norm does not fix a function",
-        same,
-        "(c W_1, W_2/c) in a relu network: the same outputs in exact fractions, another norm",
-        squared_norms=[float(n) for n in norms],
-    )
-    yield lab.exact("equal margin, smaller norm: larger normalised margin", *_homogeneous(lab))
+    yield lab.exact("a norm does not fix a function", same, squared_norms=[float(n) for n in norms])
+    yield lab.exact("equal margin, smaller norm: larger normalised margin", _homogeneous(lab))
     if lab.slow:
         yield from _training_parts(lab)
     else:
@@ -71,13 +53,10 @@ def _residues_wrong(moduli: tuple[int, ...]) -> tuple[int, int]:
     return sum(k * r % p == 0 for p, k, r in pairs), len(pairs)
 
 
-def _half_sums(moduli: tuple[int, ...]) -> tuple[bool, str]:
+def _half_sums(moduli: tuple[int, ...]) -> bool:
     """For r not 0, k r runs over all residues but 0: cosines over k = 1 .. p-1 add up to -1, half of them to -1/2."""
     permuted = all(sorted(k * r % p for k in range(1, p)) == list(range(1, p)) for p in moduli for r in range(1, p))
-    return permuted, (
-        "k -> k r permutes the residues but 0, the p-th roots of unity but 1 add up to -1, and k and p - k share a "
-        "cosine"
-    )
+    return permuted
 
 
 def _subsets_wrong(p: int) -> tuple[int, int]:
@@ -97,15 +76,12 @@ def _rescaled(lab: Lab) -> tuple[bool, list[Fraction]]:
     return bool((outputs[0] == outputs[1]).all()) and norms[0] != norms[1], norms
 
 
-def _homogeneous(lab: Lab) -> tuple[bool, str]:
+def _homogeneous(lab: Lab) -> bool:
     """quadratic(x; c W) = c³ quadratic(x; W), in whole numbers that float64 holds exactly."""
     rng = lab.torch_rng()
     x, first, last = (torch.randint(-3, 4, s, generator=rng).double() for s in ((20, 6), (6, 8), (8, 5)))
     plain, doubled = quadratic(x, first, last), quadratic(x, 2 * first, 2 * last)
-    return bool((doubled == 8 * plain).all()), (
-        "logits have degree 3 in the weights, so margin/|W|³ does not change with scale; at equal margin it is larger "
-        "where |W| is smaller"
-    )
+    return bool((doubled == 8 * plain).all())
 
 
 def _training_parts(lab: Lab) -> Iterator[Finding]:
@@ -113,39 +89,16 @@ def _training_parts(lab: Lab) -> Iterator[Finding]:
     run = free if lab.broken else decayed
     memorised = run.first("train_accuracy", 1.0)
     tests = dict(zip(run.steps, run.test_accuracy, strict=True))
+    yield lab.empirical("memorised by step 500", float("nan") if memorised is None else memorised, None, 500)
+    yield lab.empirical("not yet understood then", tests.get(memorised or 0, 1.0), None, 0.2)
     yield lab.empirical(
-        "memorised by step 500", float("nan") if memorised is None else memorised, None, 500, "training accuracy 1.0"
+        "understood by step 3000", max(run.test_accuracy), 0.95, None, first_step=run.first("test_accuracy", 0.95)
     )
     yield lab.empirical(
-        "not yet understood then",
-        tests.get(memorised or 0, 1.0),
-        None,
-        0.2,
-        "test accuracy when training accuracy first reaches 1",
+        "the norm falls again", run.norm[-1] / run.peak_norm, None, 0.95, peak=run.peak_norm, final=run.norm[-1]
     )
-    yield lab.empirical(
-        "understood by step 3000",
-        max(run.test_accuracy),
-        0.95,
-        None,
-        "with decay 0.5 the test pairs come right, long after the training pairs",
-        first_step=run.first("test_accuracy", 0.95),
-    )
-    yield lab.empirical(
-        "the norm falls again",
-        run.norm[-1] / run.peak_norm,
-        None,
-        0.95,
-        "norm at the end over its peak: it rises while memorising and falls while generalising",
-        peak=run.peak_norm,
-        final=run.norm[-1],
-    )
-    yield lab.empirical(
-        "no decay, no understanding", free.test_accuracy[-1], None, 0.3, "decay 0, same weights at first"
-    )
-    yield lab.empirical(
-        "no decay, larger norm", free.norm[-1] / decayed.norm[-1], 1.3, None, "the norm only rises", norm=free.norm[-1]
-    )
+    yield lab.empirical("no decay, no understanding", free.test_accuracy[-1], None, 0.3)
+    yield lab.empirical("no decay, larger norm", free.norm[-1] / decayed.norm[-1], 1.3, None, norm=free.norm[-1])
     understood = strong.first("test_accuracy", 0.95)
     norms = dict(zip(strong.steps, strong.norm, strict=True))
     yield lab.empirical(
@@ -153,7 +106,6 @@ def _training_parts(lab: Lab) -> Iterator[Finding]:
         strong.norm[-1] / norms[understood] if understood is not None else float("nan"),
         1.05,
         None,
-        "with decay 2 the norm is still rising when test accuracy passes 0.95: a falling norm is no precondition",
         first_step=understood,
     )
 

@@ -36,43 +36,22 @@ SEEDS = 3
 def induction_head_circuit(lab: Lab) -> Iterator[Finding]:
     matches, total = census(bos=not lab.broken)
     yield lab.exhaustive(
-        "with BOS: the empirical continuations",
-        abs(total - matches) + abs(total - 903),
-        total,
-        "every sequence of 3 tokens up to length 6 whose last token occurred before, each entry to 1e-3",
-        matches=matches,
+        "with BOS: the empirical continuations", abs(total - matches) + abs(total - 903), total, matches=matches
     )
     without, total = census(bos=False)
-    yield lab.exhaustive(
-        "without BOS: 555 of 903",
-        abs(without - 555) + abs(total - 903),
-        total,
-        "the first token counts as its own predecessor and corrupts the others",
-        matches=without,
-    )
+    yield lab.exhaustive("without BOS: 555 of 903", abs(without - 555) + abs(total - 903), total, matches=without)
     wrong, cases = _four_terms(lab)
-    yield lab.exact(
-        "the score is the sum of four terms",
-        wrong == 0,
-        "(x + h) W_Q ((x + h) W_K)^T multiplied out, over the whole numbers",
-        cases=cases,
-    )
+    yield lab.exact("the score is the sum of four terms", wrong == 0, cases=cases)
     needed = {term: census(longest=4, without=(term,)) for term in ("k", "q", "direct", "qk")}
     yield lab.exhaustive(
         "only K-composition is needed",
         needed["k"][0] + sum(total - matches for term, (matches, total) in needed.items() if term != "k"),
         sum(total for _, total in needed.values()),
-        "without the K term none of the sequences up to length 4 comes out right, without any other term all do",
         matches={term: f"{matches} of {total}" for term, (matches, total) in needed.items()},
     )
     yield lab.exhaustive("a token never seen has no match", *_unseen())
-    yield lab.exact("A B A without BOS", *_first_token_artefact())
-    yield lab.numerical(
-        "the engine runs the same circuit",
-        _engine_pattern_error(bos=not lab.broken),
-        1e-5,
-        "its head 1 has the finite beta = ln(10^6), so weights are off by a few times 10^-6",
-    )
+    yield lab.exact("A B A without BOS", _first_token_artefact())
+    yield lab.numerical("the engine runs the same circuit", _engine_pattern_error(bos=not lab.broken), 1e-5)
 
 
 def _four_terms(lab: Lab) -> tuple[int, int]:
@@ -86,7 +65,7 @@ def _four_terms(lab: Lab) -> tuple[int, int]:
     return wrong, cases
 
 
-def _unseen() -> tuple[int, int, str]:
+def _unseen() -> tuple[int, int]:
     """Prompts whose last token is new: head 2 finds no match and spreads its weight evenly."""
     cases = wrong = 0
     for length in range(1, 6):
@@ -94,17 +73,15 @@ def _unseen() -> tuple[int, int, str]:
             if tokens[-1] not in tokens[:-1]:
                 cases += 1
                 wrong += len(set(run(Circuit(3, length + 1), tokens).pattern2[-1])) != 1
-    return wrong, cases, "all scores of the last row are 0 up to length 5: length 1 is not the boundary, novelty is"
+    return wrong, cases
 
 
-def _first_token_artefact() -> tuple[bool, str]:
+def _first_token_artefact() -> bool:
     alone, pair, good = (
         continuations(tokens, 2, bos=bos) for tokens, bos in (([0], False), ([0, 1, 0], False), ([0, 1, 0], True))
     )
     near = Fraction(1, 1000)
-    return (
-        alone == [1, 0, 0] and all(abs(p - Fraction(1, 2)) < near for p in pair[:2]) and abs(good[1] - 1) < near
-    ), "A alone predicts A, A B A gives (1/2, 1/2); after BOS A B A gives B"
+    return alone == [1, 0, 0] and all(abs(p - Fraction(1, 2)) < near for p in pair[:2]) and abs(good[1] - 1) < near
 
 
 def _engine_pattern_error(bos: bool) -> float:
@@ -149,13 +126,7 @@ def draw_circuit(lab: Lab, fig: Figure) -> None:
 @claim("induction-head-detection")
 def induction_head_detection(lab: Lab) -> Iterator[Finding]:
     yield from _detector_parts(lab)
-    yield lab.numerical(
-        "the hand-built circuit is found",
-        _circuit_scores(lab),
-        None,
-        "the engine's two-layer circuit on random repeated blocks: its layer-2 head scores near 1",
-        low=0.99,
-    )
+    yield lab.numerical("the hand-built circuit is found", _circuit_scores(lab), None, low=0.99)
     folder = pretrained.FOLDERS.get(MODEL)
     if folder is None:
         why = f"the model {MODEL!r} is not among those that came with this installation"
@@ -171,12 +142,8 @@ def induction_head_detection(lab: Lab) -> Iterator[Finding]:
         yield from _skill_parts(lab, f"two layers, seed {seed}", *trained(text, 1 if lab.broken else 2, seed))
         one, one_run = trained(text, 1, seed)
         scores = copy_scores(one, one_run)
-        yield lab.empirical(
-            f"one layer, seed {seed}: accuracy", accuracy(one, one_run), None, 0.4, "one layer cannot compose two heads"
-        )
-        yield lab.empirical(
-            f"one layer, seed {seed}: best score", float(scores.max()), None, 0.3, "no head of one layer does induction"
-        )
+        yield lab.empirical(f"one layer, seed {seed}: accuracy", accuracy(one, one_run), None, 0.4)
+        yield lab.empirical(f"one layer, seed {seed}: best score", float(scores.max()), None, 0.3)
     yield from _other_algorithm(lab, text)
 
 
@@ -192,9 +159,7 @@ def _detector_parts(lab: Lab) -> Iterator[Finding]:
         if len(before):
             ideal[row, t] = torch.nn.functional.one_hot(before[-1, 0] + 1, size)
     score = float(induction_score(ideal[:, None], tokens))
-    yield lab.exhaustive(
-        "an induction pattern scores 1", int(abs(score - 1) > 1e-12), rows, "all weight on the position after the copy"
-    )
+    yield lab.exhaustive("an induction pattern scores 1", int(abs(score - 1) > 1e-12), rows)
     backwards = {}
     for offset in range(1, min(21, size)):
         pattern = torch.zeros(size, size)
@@ -205,7 +170,6 @@ def _detector_parts(lab: Lab) -> Iterator[Finding]:
         "a head at a fixed distance scores below 0.3",
         sum(value >= 0.3 for value in backwards.values()),
         len(backwards),
-        "a block of random length is hit by one distance only now and then",
         highest=max(backwards.values()),
     )
     uniform = torch.ones(size, size).tril() / torch.arange(1, size + 1)[:, None]
@@ -213,11 +177,7 @@ def _detector_parts(lab: Lab) -> Iterator[Finding]:
     expected = (1 / torch.arange(1, size + 1, dtype=torch.float64)).expand(rows, -1)[has_copy].mean()
     score = float(induction_score(uniform.double().repeat(rows, 1, 1)[:, None], tokens))
     yield lab.exhaustive(
-        "uniform attention scores the mean of 1/(t+1)",
-        int(abs(score - float(expected)) > 1e-7),
-        rows,
-        "a query at t sees t + 1 keys and has one target",
-        score=score,
+        "uniform attention scores the mean of 1/(t+1)", int(abs(score - float(expected)) > 1e-7), rows, score=score
     )
 
 
@@ -252,34 +212,20 @@ def copy_scores(model: Model, run: Run) -> Float[Tensor, "L H"]:
 def _skill_parts(lab: Lab, name: str, model: Model, run: Run) -> Iterator[Finding]:
     induction = copy_scores(model, run)
     second = min(1, model.config.n_layers - 1)
-    yield lab.empirical(
-        f"{name}: accuracy", accuracy(model, run), 0.95, None, "two heads composed continue a copy almost always"
-    )
+    yield lab.empirical(f"{name}: accuracy", accuracy(model, run), 0.95, None)
     yield lab.empirical(
         f"{name}: best layer-2 score",
         float(induction[second].max()),
         0.8,
         None,
-        "some head attends to what followed the token before",
         induction=induction.tolist(),
         previous_token=head_table(model, weights=False, seed=lab.seed).score("previous_token").tolist(),
     )
     heads = [h for h, score in enumerate(induction[second].tolist()) if score >= 0.5]
     without = {f"blocks.{second}.attention.heads": zero(heads=heads)}
+    yield lab.empirical(f"{name}: without its induction heads", accuracy(model, run, without), None, 0.2, heads=heads)
     yield lab.empirical(
-        f"{name}: without its induction heads",
-        accuracy(model, run, without),
-        None,
-        0.2,
-        "values of all layer-2 heads that score at least 0.5 are zero",
-        heads=heads,
-    )
-    yield lab.empirical(
-        f"{name}: without layer 1",
-        accuracy(model, run, {"blocks.0.attention.heads": zero()}),
-        None,
-        0.2,
-        "layer 2 does not receive the previous token",
+        f"{name}: without layer 1", accuracy(model, run, {"blocks.0.attention.heads": zero()}), None, 0.2
     )
 
 
@@ -287,17 +233,8 @@ def _other_algorithm(lab: Lab, text: str) -> Iterator[Finding]:
     """A score is sufficient, not necessary: with a learned bias by distance the skill comes another way."""
     model, run = trained(text, 2, lab.seed, c.T5Bias(buckets=40, max_distance=40))
     scores = copy_scores(model, run)
-    yield lab.empirical(
-        "relative bias: accuracy", accuracy(model, run), 0.6, None, "most copies are continued; chance is 1 in 40"
-    )
-    yield lab.empirical(
-        "relative bias: best score",
-        float(scores.max()),
-        None,
-        0.2,
-        "and no head attends to what followed: a low score does not rule out the behaviour",
-        induction=scores.tolist(),
-    )
+    yield lab.empirical("relative bias: accuracy", accuracy(model, run), 0.6, None)
+    yield lab.empirical("relative bias: best score", float(scores.max()), None, 0.2, induction=scores.tolist())
 
 
 @cache

@@ -26,57 +26,30 @@ WIDTH = 16
 @claim("attention-rank-bound")
 def attention_rank_bound(lab: Lab) -> Iterator[Finding]:
     linear = lab.broken
-    yield lab.exact("determinant of the counterexample", *_determinant(linear))
+    yield lab.exact("determinant of the counterexample", _determinant(linear))
     q = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     out = attend(q, q, torch.eye(2, dtype=torch.float64), linear=linear)
     yield lab.numerical(
-        "the engine's determinant",
-        half_units(float(torch.linalg.det(out)), "0.2310586"),
-        1,
-        "n = 2, d_k = 1, d_v = 2 with Q = K = (0, 1) and V = I rounds to 0.2310586: rank 2 > min(2, 1, 2)",
-        rank=numerical_rank(out),
+        "the engine's determinant", half_units(float(torch.linalg.det(out)), "0.2310586"), 1, rank=numerical_rank(out)
     )
     sizes = range(2, 6)
     yield lab.exact(
-        "full rank at d_k = 1 for n up to 5",
-        all(_vandermonde(n, linear) for n in sizes),
-        "A is e^(ij) with each row divided by its sum; det(x^(ij)) is the product of x^j - x^i over i < j, and no "
-        "factor vanishes at x = e",
-        sizes=list(sizes),
+        "full rank at d_k = 1 for n up to 5", all(_vandermonde(n, linear) for n in sizes), sizes=list(sizes)
     )
     wrong, cases = _linear_bound(lab)
-    yield lab.exact(
-        "linear attention obeys min(n, d_k, d_v)",
-        wrong == 0,
-        "exact ranks of whole-number matrices; a product has no more rank than any factor",
-        cases=cases,
-        wrong=wrong,
-    )
+    yield lab.exact("linear attention obeys min(n, d_k, d_v)", wrong == 0, cases=cases, wrong=wrong)
     grid = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64)[:, None]
     full = attend(2 * grid, 2 * grid, torch.eye(8, dtype=torch.float64), linear=linear)
     yield lab.numerical(
-        "rank 8 of 8 at d_k = 1",
-        numerical_rank(full),
-        8,
-        "singular values above 1e-10 of the largest; float64 resolves 1e-15",
-        low=8,
-        singular_values=torch.linalg.svdvals(full).tolist(),
+        "rank 8 of 8 at d_k = 1", numerical_rank(full), 8, low=8, singular_values=torch.linalg.svdvals(full).tolist()
     )
     draw = torch.randn(3, 6, 2, generator=lab.torch_rng(), dtype=torch.float64)
     spectra = attention_spectra(draw[0], draw[1], draw[2])
     ranks = [int((s > 1e-12 * s[0]).sum()) for s in (spectra.scores, spectra.log_pattern, spectra.output)]
-    yield lab.numerical(
-        "rank of ln A is d_k + 1",
-        ranks[1],
-        3,
-        "ln A is the scores minus one number per row: rank at most 2 + 1, and generically that",
-        low=3,
-        scores=ranks[0],
-        output=ranks[2],
-    )
+    yield lab.numerical("rank of ln A is d_k + 1", ranks[1], 3, low=3, scores=ranks[0], output=ranks[2])
 
 
-def _determinant(linear: bool) -> tuple[bool, str]:
+def _determinant(linear: bool) -> bool:
     """Return det A of Q = K = (0, 1) in closed form; without softmax the matrix Q K^T replaces A."""
     q = sp.Matrix([0, 1])
     scores = q * q.T
@@ -85,7 +58,7 @@ def _determinant(linear: bool) -> tuple[bool, str]:
     det, e = pattern.det(), sp.E
     same = sp.simplify(det - (e - 1) / (2 * (e + 1))) == 0
     tanh = sp.simplify(((e - 1) / (2 * (e + 1)) - sp.tanh(sp.Rational(1, 2)) / 2).rewrite(sp.exp)) == 0
-    return bool(same and tanh), "(e - 1)/(2(e + 1)) = tanh(1/2)/2, which is not zero"
+    return bool(same and tanh)
 
 
 def _vandermonde(n: int, linear: bool) -> bool:
@@ -133,14 +106,12 @@ def multihead_rank_bound(lab: Lab) -> Iterator[Finding]:
         "softmax: min(n, H d_v, d), attained",
         sum(rank != wanted for rank, wanted in zip(softmax.values(), (3, 6, 8, 8), strict=True)),
         0,
-        "the engine's layer with whole-number weights; singular values above 1e-10 of the largest",
         ranks={str(case): rank for case, rank in softmax.items()},
     )
     linear = {case: _exact_linear_rank(lab, case) for case in CASES}
     yield lab.exact(
         "linear: min(n, H min(d_k, d_v), d), attained",
         list(linear.values()) == [2, 4, 8, 2],
-        "the same whole-number weights without softmax, ranks by exact elimination",
         ranks={str(case): rank for case, rank in linear.items()},
     )
     engine = {case: _layer_rank(lab, case, linear=True) for case in CASES}
@@ -148,23 +119,14 @@ def multihead_rank_bound(lab: Lab) -> Iterator[Finding]:
         "the engine without softmax agrees",
         sum(engine[case] != linear[case] for case in CASES),
         0,
-        "its floating-point rank is the exact one",
         ranks={str(case): rank for case, rank in engine.items()},
     )
     above = sum(softmax[case] > min(case[0], case[3] * case[2], WIDTH) for case in CASES)
     above += sum(linear[case] > min(case[0], case[3] * min(case[1:3]), WIDTH) for case in CASES)
-    yield lab.exact("no rank above its bound", above == 0, "n rows, H d_v concatenated columns, d output columns")
+    yield lab.exact("no rank above its bound", above == 0)
     one, four = _rank_one_input(lab)
-    yield lab.numerical(
-        "rank-one X: one head keeps it at 1", one, 1, "Z = A X W_v and a product has no more rank than X", low=1
-    )
-    yield lab.numerical(
-        "rank-one X: four heads make 4",
-        four,
-        4,
-        "each head mixes the one column of X with its own A: four columns A_h u, generically independent",
-        low=4,
-    )
+    yield lab.numerical("rank-one X: one head keeps it at 1", one, 1, low=1)
+    yield lab.numerical("rank-one X: four heads make 4", four, 4, low=4)
 
 
 def integer_layer(lab: Lab, case: tuple[int, int, int, int]) -> Attention:

@@ -20,33 +20,20 @@ from glassformer.theory.claims.weights.rational import rational
 
 @claim("linear-attention-gd")
 def linear_attention_gd(lab: Lab) -> Iterator[Finding]:
-    yield lab.exact("one step from zero against attention", *_one_step_symbolic(started_at_zero=not lab.broken))
-    yield lab.exact("one step from any start", *_general_start_symbolic())
-    yield lab.exact("loss divided by n: eta = n", *_mean_loss_symbolic())
+    yield lab.exact("one step from zero against attention", _one_step_symbolic(started_at_zero=not lab.broken))
+    yield lab.exact("one step from any start", _general_start_symbolic())
+    yield lab.exact("loss divided by n: eta = n", _mean_loss_symbolic())
     wrong, cases = _fractions_wrong(lab)
-    yield lab.exact(
-        "whole-number data in exact fractions",
-        wrong == 0,
-        "a step of size 1 from zero predicts sum_i (x . x_i) y_i, the unnormalised attention output",
-        cases=cases,
-        wrong=wrong,
-    )
+    yield lab.exact("whole-number data in exact fractions", wrong == 0, cases=cases, wrong=wrong)
     losses = [Fraction(1, 2) * (2 * w - 1) ** 2 for w in (0, 2)]  # X = [2], Y = [1]: W goes from 0 to eta X^T Y = 2
     yield lab.exact(
         "eta = 1 may raise the loss",
         losses == [Fraction(1, 2), Fraction(9, 2)],
-        "X = [2], Y = [1]: 0.5 before, 4.5 after, as eta = 1 exceeds 2/lambda_max(X^T X) = 1/2",
         before=float(losses[0]),
         after=float(losses[1]),
     )
     error, size = _engine_against_autograd(lab)
-    yield lab.numerical(
-        "the engine's layer predicts what gradient descent does",
-        error / size,
-        1e-12,
-        "tokens (x_i, y_i) and a query (x, 0), identity projections, no softmax, against torch's own gradient of the "
-        "loss; relative to the largest output, with sums of 20 products in float64",
-    )
+    yield lab.numerical("the engine's layer predicts what gradient descent does", error / size, 1e-12)
 
 
 def _symbols(n: int = 3, d: int = 2, m: int = 2) -> tuple[Any, ...]:
@@ -64,16 +51,16 @@ def _step(X: Any, Y: Any, start: Any, eta: Any, divide: int = 1) -> Any:
     return start - eta * gradient.subs(dict(zip(W, start, strict=True)), simultaneous=True)
 
 
-def _one_step_symbolic(started_at_zero: bool) -> tuple[bool, str]:
+def _one_step_symbolic(started_at_zero: bool) -> bool:
     X, Y, W, x = _symbols()
     eta = sp.Symbol("eta")
     prediction = x.T * _step(X, Y, sp.zeros(*W.shape) if started_at_zero else W, eta)
     attention = (x.T * X.T) * Y
     gap = (prediction - attention - (eta - 1) * attention).applyfunc(sp.expand)
-    return gap == sp.zeros(*gap.shape), "prediction - attention = (eta - 1) x^T X^T Y: zero for eta = 1 only"
+    return gap == sp.zeros(*gap.shape)
 
 
-def _general_start_symbolic() -> tuple[bool, str]:
+def _general_start_symbolic() -> bool:
     X, Y, W, x = _symbols()
     eta = sp.Symbol("eta")
     attention = x.T * W + eta * (x.T * X.T) * (Y - X * W)
@@ -82,18 +69,14 @@ def _general_start_symbolic() -> tuple[bool, str]:
     row, keys, transposed, values, start = sp.symbols("x X Xt Y W", commutative=False)
     any_size = row * (start - eta * transposed * (keys * start - values))
     any_size -= row * start + eta * row * transposed * (values - keys * start)
-    return gap == sp.zeros(*gap.shape) and sp.expand(any_size) == 0, (
-        "x^T W_1 = x^T W_0 + eta x^T X^T (Y - X W_0): values are the residuals"
-    )
+    return gap == sp.zeros(*gap.shape) and sp.expand(any_size) == 0
 
 
-def _mean_loss_symbolic() -> tuple[bool, str]:
+def _mean_loss_symbolic() -> bool:
     X, Y, W, x = _symbols()
     n = X.rows
     gap = (x.T * _step(X, Y, sp.zeros(*W.shape), n, divide=n) - x.T * X.T * Y).applyfunc(sp.expand)
-    return gap == sp.zeros(
-        *gap.shape
-    ), "dividing the loss by n divides the gradient, so the step must be n times longer"
+    return gap == sp.zeros(*gap.shape)
 
 
 def _fractions_wrong(lab: Lab) -> tuple[int, int]:
@@ -154,45 +137,18 @@ def draw_gd(lab: Lab, fig: Figure) -> None:
 
 @claim("softmax-attention-kernel-smoother")
 def softmax_attention_kernel_smoother(lab: Lab) -> Iterator[Finding]:
-    yield lab.exact("the weighted mean minimises", *_minimiser_symbolic(normalised=not lab.broken))
-    yield lab.exact("a gradient step and a Newton step land on it", *_steps_symbolic(normalised=not lab.broken))
-    yield lab.exact("exp(q.k) is a Gaussian with prior weights", *_gaussian_symbolic())
+    yield lab.exact("the weighted mean minimises", _minimiser_symbolic(normalised=not lab.broken))
+    yield lab.exact("a gradient step and a Newton step land on it", _steps_symbolic(normalised=not lab.broken))
+    yield lab.exact("exp(q.k) is a Gaussian with prior weights", _gaussian_symbolic())
     error, bound = _engine_against_mean(lab)
-    yield lab.numerical(
-        "the engine's attention is the weighted mean", error, bound, "sums of 20 terms of size one in float64: 1e-12"
-    )
+    yield lab.numerical("the engine's attention is the weighted mean", error, bound)
     shifted, linear_shift = _translation(lab)
-    yield lab.numerical(
-        "moving all values moves the output",
-        linear_shift if lab.broken else shifted,
-        1e-12,
-        "weights that sum to one pass a common shift on unchanged",
-    )
-    yield lab.numerical(
-        "linear attention does not pass a shift on",
-        linear_shift,
-        None,
-        "its weights do not sum to one, so the output moves by another amount",
-        low=0.1,
-    )
+    yield lab.numerical("moving all values moves the output", linear_shift if lab.broken else shifted, 1e-12)
+    yield lab.numerical("linear attention does not pass a shift on", linear_shift, None, low=0.1)
     additive, gap = _additivity(lab)
-    yield lab.numerical(
-        "not one fixed W",
-        additive if lab.broken else gap,
-        None,
-        "a step on a global W predicts linearly in the query, and linear attention does (here to rounding); softmax "
-        "attention does not",
-        low=0.1,
-        linear_attention=additive,
-    )
+    yield lab.numerical("not one fixed W", additive if lab.broken else gap, None, low=0.1, linear_attention=additive)
     error, bound = _functional_step(lab)
-    yield lab.numerical(
-        "unnormalised: one functional step",
-        error,
-        bound,
-        "gradient descent in the features q^j/sqrt(j!), j < 40, from zero; the rest of the exponential series is "
-        "below |qk|^40/40! e^|qk| times the sum of |y|, and rounding 1e-12",
-    )
+    yield lab.numerical("unnormalised: one functional step", error, bound)
 
 
 def _weights(normalised: bool) -> tuple[Any, Any, Any]:
@@ -202,37 +158,30 @@ def _weights(normalised: bool) -> tuple[Any, Any, Any]:
     return weights, sp.symbols("y0:3", real=True), sp.Symbol("c", real=True)
 
 
-def _minimiser_symbolic(normalised: bool) -> tuple[bool, str]:
+def _minimiser_symbolic(normalised: bool) -> bool:
     """The minimiser of sum w_i (y_i - c)² is attention's output sum w_i y_i."""
     weights, targets, centre = _weights(normalised)
     objective = sum(w * (y - centre) ** 2 for w, y in zip(weights, targets, strict=True))
     [best] = sp.solve(sp.diff(objective, centre), centre)
     output = sum(w * y for w, y in zip(weights, targets, strict=True))
     convex = sp.simplify(sp.diff(objective, centre, 2)).is_positive
-    return bool(sp.simplify(best - output) == 0 and convex is not False), (
-        "the derivative vanishes at sum w_i y_i / sum w_i, which is attention's output when weights sum to one"
-    )
+    return bool(sp.simplify(best - output) == 0 and convex is not False)
 
 
-def _steps_symbolic(normalised: bool) -> tuple[bool, str]:
+def _steps_symbolic(normalised: bool) -> bool:
     weights, targets, centre = _weights(normalised)
     loss = sum(w * (y - centre) ** 2 for w, y in zip(weights, targets, strict=True)) / 2
     output = sum(w * y for w, y in zip(weights, targets, strict=True))
     slope, curvature = sp.diff(loss, centre), sp.diff(loss, centre, 2)
     gradient_step = 0 - slope.subs(centre, 0)
     newton = centre - slope / curvature
-    return bool(sp.simplify(gradient_step - output) == 0 and sp.simplify(newton - output) == 0), (
-        "eta = 1 from c = 0, or Newton from any c: the curvature is the sum of the weights, one"
-    )
+    return bool(sp.simplify(gradient_step - output) == 0 and sp.simplify(newton - output) == 0)
 
 
-def _gaussian_symbolic() -> tuple[bool, str]:
+def _gaussian_symbolic() -> bool:
     q, k = (sp.Matrix(sp.symbols(f"{name}0:3", real=True)) for name in "qk")
     exponent = q.dot(q) / 2 + k.dot(k) / 2 - (q - k).dot(q - k) / 2
-    return sp.expand(exponent - q.dot(k)) == 0, (
-        "q.k = |q|²/2 + |k|²/2 - |q - k|²/2: the first factor cancels in the softmax, the second is a prior weight, "
-        "constant for keys of unit norm"
-    )
+    return sp.expand(exponent - q.dot(k)) == 0
 
 
 def _regression_data(lab: Lab, stream: int = 0) -> tuple[Tensor, Tensor, Tensor]:

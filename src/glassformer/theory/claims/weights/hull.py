@@ -10,7 +10,7 @@ import torch
 
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
-from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.claim import Lab, claim, figure, impossible, solve
 from glassformer.theory.claims.rounding import UNIT
 from glassformer.theory.claims.weights.layer import Notes, normal, random_layer, run
 from glassformer.theory.claims.weights.rational import Matrix, corners, in_hull, kernel, random_matrix, weights
@@ -26,20 +26,16 @@ def output_in_hull(lab: Lab) -> Iterator[Finding]:
     of = signed if lab.broken else kernel
     rng = lab.rng()
     cases = [_rational_case(rng, of) for _ in range(40)]
-    why = "each coordinate lies between the least and the greatest of its column of V, in exact rationals"
     wrong = sum(_outside_box(y, v) for _, y, v in cases)
-    yield lab.exact("columns", wrong == 0, why, cases=len(cases), tokens=5, outside=wrong)
+    yield lab.exact("columns", wrong == 0, cases=len(cases), tokens=5, outside=wrong)
     missed = sum(not in_hull(row, corners(v)) for _, y, v in cases for row in y)
-    why = "left of or on every edge of the hull of the five values, in exact rationals"
-    yield lab.exact("hull in the plane", missed == 0, why, points=5 * len(cases), outside=missed)
+    yield lab.exact("hull in the plane", missed == 0, points=5 * len(cases), outside=missed)
     longer = sum(max((y**2).sum(axis=1)) > max((v**2).sum(axis=1)) for _, y, v in cases)
-    yield lab.exact("norms", longer == 0, "the longest output is no longer than the longest value", cases=len(cases))
+    yield lab.exact("norms", longer == 0, cases=len(cases))
     lopsided = sum(bool((a != a.T).any() and (a.sum(axis=0) != 1).any()) for a, _, _ in cases)
     one = sum(bool((a.sum(axis=1) == 1).all()) for a, _, _ in cases)
-    why = "rows sum to 1; the matrix is neither symmetric nor do its columns sum to 1"
-    yield lab.exact("rows only", one == lopsided == len(cases), why, cases=len(cases))
-    why = "a mean of N points is one of two: a point and a mean of N - 1; no linear function exceeds its bound on them"
-    yield solve(lab, "any N", lambda z3: _two_points(z3, lab.broken), why)
+    yield lab.exact("rows only", one == lopsided == len(cases), cases=len(cases))
+    yield solve(lab, "any N", lambda z3: _two_points(z3, lab.broken))
     yield from _on_the_engine(lab)
 
 
@@ -60,11 +56,8 @@ def _outside_box(y: Matrix, v: Matrix) -> int:
 
 def _two_points(z3: Any, any_sign: bool) -> bool:
     share, point, mean, bound = z3.Reals("share point mean bound")
-    solver = z3.Solver()
-    solver.add(point <= bound, mean <= bound)
-    if not any_sign:
-        solver.add(share >= 0, share <= 1)
-    return bool(solver.check(share * point + (1 - share) * mean > bound) == z3.unsat)
+    shares = [] if any_sign else [share >= 0, share <= 1]
+    return impossible(z3, point <= bound, mean <= bound, *shares, share * point + (1 - share) * mean > bound)
 
 
 def _on_the_engine(lab: Lab) -> Iterator[Finding]:
@@ -76,17 +69,15 @@ def _on_the_engine(lab: Lab) -> Iterator[Finding]:
     a, v, y = notes["pattern"][0], notes["v"][0], notes["heads"][0]
     beyond = torch.maximum(y - v.amax(1, keepdim=True), v.amin(1, keepdim=True) - y)
     bound = 3 * a.shape[-1] * UNIT * float(v.abs().max())
-    why = "3 n u max|v|: the row sum is 1 within 2 n u, the product adds n u"
-    yield lab.numerical("engine, columns", max(0.0, float(beyond.max())), bound, why, tokens=7, heads=2)
+    yield lab.numerical("engine, columns", max(0.0, float(beyond.max())), bound, tokens=7, heads=2)
     grown = float(y.norm(dim=-1).max() / v.norm(dim=-1).max())
-    yield lab.numerical("engine, norms", grown, 1 + 6 * a.shape[-1] * UNIT, "longest output over longest value")
+    yield lab.numerical("engine, norms", grown, 1 + 6 * a.shape[-1] * UNIT)
     least = float(a.diagonal(dim1=1, dim2=2).min())
-    why = "unmasked softmax gives every token some weight on itself: exp of scores below 30 apart"
-    yield lab.numerical("engine, own weight", least, None, why, low=math.exp(-30) / 7)
+    yield lab.numerical("engine, own weight", least, None, low=math.exp(-30) / 7)
     skew = float((a - a.transpose(1, 2)).norm(dim=(1, 2)).min())
-    yield lab.numerical("engine, not symmetric", skew, None, "random Wq and Wk ask and answer differently", low=1e-3)
+    yield lab.numerical("engine, not symmetric", skew, None, low=1e-3)
     columns = float((a.sum(1) - 1).abs().amax(-1).min())
-    yield lab.numerical("engine, column sums", columns, None, "only rows are normalised", low=1e-3)
+    yield lab.numerical("engine, column sums", columns, None, low=1e-3)
 
 
 class Affine(Notes):

@@ -39,10 +39,9 @@ MEASURED = {
 @claim("dot-product-variance")
 def dot_product_variance(lab: Lab) -> Iterator[Finding]:
     same = lab.broken
-    why = "expanded and every power replaced by its moment: E z^2 = 1, E z^4 = 3, odd ones 0"
     for power, expected in ((1, "0"), (2, "D"), (4, "3*D**2 + 6*D")):
         wrong = sum(moment(width, power, same) != value(expected, width) for width in range(1, 7))
-        yield lab.exact(f"moment {power}", wrong == 0, why, widths=6, equals=expected)
+        yield lab.exact(f"moment {power}", wrong == 0, widths=6, equals=expected)
     yield _any_width(lab)
     yield _laplace(lab)
     for width in (16, 64, 512):
@@ -52,10 +51,9 @@ def dot_product_variance(lab: Lab) -> Iterator[Finding]:
     yield _mean_square(lab, "signs, D=512", products, 512)
     pairs = gaussian_products(lab, 2, 20_000, same)
     cdf = np.where(pairs < 0, 0.5 * np.exp(np.minimum(pairs, 0)), 1 - 0.5 * np.exp(-np.maximum(pairs, 0)))
-    why = "Dvoretzky-Kiefer-Wolfowitz at 20,000 samples"
-    yield lab.statistical("Laplace, D=2", largest_gap(cdf), dkw_threshold(20_000), DELTA, why, samples=20_000)
+    yield lab.statistical("Laplace, D=2", largest_gap(cdf), dkw_threshold(20_000), DELTA, samples=20_000)
     deviation = math.sqrt(512)
-    yield lab.exact("deviation at 512", round(deviation, 4) == 22.6274, "the root of D", deviation=deviation)
+    yield lab.exact("deviation at 512", round(deviation, 4) == 22.6274, deviation=deviation)
 
 
 def value(formula: str, width: int) -> Any:
@@ -83,8 +81,7 @@ def _any_width(lab: Lab) -> Finding:
     moments = sympy.OneMatrix(width, width) if lab.broken else sympy.Identity(width)
     total = sympy.Trace(moments * moments.T).doit()
     fourth = sympy.expand(9 * width + 3 * width * (width - 1) - (3 * width**2 + 6 * width)) == 0
-    why = "only second moments are used; the fourth adds D E z^4 and 3 D (D-1) E z^2 E z^2 with z = a_i b_i"
-    return lab.exact("any D, any distribution", sympy.simplify(total - width) == 0 and fourth, why)
+    return lab.exact("any D, any distribution", sympy.simplify(total - width) == 0 and fourth)
 
 
 def _laplace(lab: Lab) -> Finding:
@@ -96,7 +93,7 @@ def _laplace(lab: Lab) -> Finding:
     rising = sympy.exp(-x) * (t * sympy.sin(t * x) - sympy.cos(t * x)) / (1 + t**2)
     integrated = sympy.simplify(sympy.diff(rising, x) - sympy.exp(-x) * sympy.cos(t * x)) == 0
     holds = substituted and integrated and sympy.simplify(wide**2 + rising.subs(x, 0)) == 0
-    return lab.exact("Laplace for D=2", holds, "characteristic functions: both are 1 / (1 + t^2)")
+    return lab.exact("Laplace for D=2", holds)
 
 
 def gaussian_products(lab: Lab, width: int, count: int, same: bool = False) -> Samples:
@@ -131,7 +128,6 @@ def _mean_square(lab: Lab, name: str, products: Samples, width: int) -> Finding:
         abs(estimate - 1),
         2 * math.sqrt((2 + 6 / width) * GROUPS / len(products)),
         math.exp(-GROUPS / 8),
-        "median of 111 means: 2 sqrt(variance k/n), with Var (a.b)^2 / D^2 <= 2 + 6/D",
         estimate_over_D=estimate,
         samples=len(products),
     )
@@ -154,7 +150,7 @@ def draw_products(lab: Lab, fig: Figure) -> None:
 def unit_variance(lab: Lab) -> Iterator[Finding]:
     c, width = sympy.symbols("c D", positive=True)
     found = sympy.solve(sympy.Eq(c**2 * width, 1), c)
-    yield lab.exact("uniqueness", found == [1 / sympy.sqrt(width)], "Var(c a.b) = c^2 D is 1 for one positive c")
+    yield lab.exact("uniqueness", found == [1 / sympy.sqrt(width)])
     found = statistics(lab)
     if lab.broken:
         found["scaled"] = found["unscaled"]
@@ -216,32 +212,28 @@ def summary(samples: dict[str, Samples], name: str) -> tuple[float, float]:
 
 
 def _scaled_stays(lab: Lab, scaled: dict[int, dict[str, Samples]]) -> Iterator[Finding]:
-    why = "with 1/sqrt(d) the mean stays in [0.08, 0.13] for every d; its half-width is below the way to either end"
     for d in WIDTHS:
         mean, half = summary(scaled[d], "largest weight")
-        yield lab.statistical(f"scaled, d={d}", mean, 0.13, DELTA, why, low=0.08, half_width=half, queries=QUERIES)
+        yield lab.statistical(f"scaled, d={d}", mean, 0.13, DELTA, low=0.08, half_width=half, queries=QUERIES)
     entropies, halves = zip(*(summary(scaled[d], "entropy") for d in WIDTHS), strict=True)
-    why = "0.1 nat for a drift with d, and the half-widths of two means"
     drift, bound = max(entropies) - min(entropies), 0.1 + 2 * max(halves)
-    yield lab.statistical("scaled, entropy drift", drift, bound, DELTA, why, entropies=list(entropies))
+    yield lab.statistical("scaled, entropy drift", drift, bound, DELTA, entropies=list(entropies))
 
 
 def _unscaled_saturates(lab: Lab, found: Found) -> Iterator[Finding]:
     scaled, unscaled = found["scaled"], found["unscaled"]
     weights = [summary(unscaled[d], "largest weight")[0] for d in WIDTHS]
     for i, (d, e) in enumerate(itertools.pairwise(WIDTHS)):
-        why = "the larger width has the larger mean; the two half-widths are below the expected growth of 0.05 or more"
         yield lab.statistical(
-            f"unscaled grows, d={d} to {e}", weights[i] - weights[i + 1], 0.0, DELTA, why, means=list(weights)
+            f"unscaled grows, d={d} to {e}", weights[i] - weights[i + 1], 0.0, DELTA, means=list(weights)
         )
     mean = weights[WIDTHS.index(256)]
-    yield lab.statistical("unscaled, d=256", -mean, -0.8, DELTA, "minus the mean largest weight: it is above 0.8")
+    yield lab.statistical("unscaled, d=256", -mean, -0.8, DELTA)
     mean, half = summary(unscaled[256], "entropy")
-    yield lab.statistical("unscaled entropy, d=256", mean, 0.5, DELTA, "below 0.5 nat", half_width=half)
+    yield lab.statistical("unscaled entropy, d=256", mean, 0.5, DELTA, half_width=half)
     (loose, one), (tight, two) = summary(unscaled[256], "jacobian"), summary(scaled[256], "jacobian")
-    why = "from d = 256 on less gradient passes the unscaled softmax: difference of the mean norms"
     half = one + two
-    yield lab.statistical("Jacobian, d=256", loose - tight, 0.0, DELTA, why, means=[loose, tight], half_widths=half)
+    yield lab.statistical("Jacobian, d=256", loose - tight, 0.0, DELTA, means=[loose, tight], half_widths=half)
 
 
 def _recorded(lab: Lab, found: Found) -> Iterator[Finding]:
@@ -250,10 +242,9 @@ def _recorded(lab: Lab, found: Found) -> Iterator[Finding]:
             samples = found[form][d][name]
             # 400 queries then, 4000 now: five standard errors of the difference, and the rounding of the record
             bound = 5 * float(samples.std()) * math.sqrt(1 / 400 + 1 / QUERIES) + 0.005
-            why = "five standard errors from the recorded mean of 400 queries (normal approximation)"
             off = abs(float(samples.mean()) - recorded)
             id = f"recorded, {form}, {name}, d={d}"
-            yield lab.statistical(id, off, bound, DELTA, why, mean=float(samples.mean()), recorded=recorded)
+            yield lab.statistical(id, off, bound, DELTA, mean=float(samples.mean()), recorded=recorded)
 
 
 def _no_overflow(lab: Lab, largest: Samples) -> Finding:
@@ -266,7 +257,6 @@ def _no_overflow(lab: Lab, largest: Samples) -> Finding:
         float(largest.max()),
         t,
         chance,
-        "union over all scores of the Chernoff bound (1 - l^2)^(-d/2) e^(-l t)",
         largest_of_25600=float(largest[:400].max()),
         width=d,
     )

@@ -14,8 +14,9 @@ from glassformer.finding import Finding
 from glassformer.lens import trace
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import build
-from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.claim import Lab, claim, figure, impossible, possible, solve
 from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import refusal
 from glassformer.theory.claims.weights.layer import normal, shape, softmax_of
 
 SIZES = range(1, 9)
@@ -27,38 +28,34 @@ FLOAT32_LIMIT = 88.7229
 def convex_weights(lab: Lab) -> Iterator[Finding]:
     signed = lab.broken
 
-    def weights(z3: Any, n: int, may_be_negative: bool = signed) -> tuple[Any, list[Any]]:
-        solver, a = z3.Solver(), z3.Reals(" ".join(f"a{m}" for m in range(n)))
-        solver.add(z3.Sum(a) == 1, *(() if may_be_negative else [x >= 0 for x in a]))
-        return solver, a
+    def weights(z3: Any, n: int) -> tuple[list[Any], Any, list[Any]]:
+        """n weights, that they sum to 1, that none is negative."""
+        a = z3.Reals(" ".join(f"a{m}" for m in range(n)))
+        return a, z3.Sum(a) == 1, [] if signed else [x >= 0 for x in a]
 
     def none_above_one(z3: Any) -> bool:
-        def impossible(n: int) -> bool:
-            solver, a = weights(z3, n)
-            return bool(solver.check(z3.Or([x > 1 for x in a])) == z3.unsat)
+        def holds(a: list[Any], total: Any, signs: list[Any]) -> bool:
+            return impossible(z3, total, *signs, z3.Or([x > 1 for x in a]))
 
-        return all(impossible(n) for n in SIZES)
+        return all(holds(*weights(z3, n)) for n in SIZES)
 
     def needs_the_sign(z3: Any) -> bool:
-        def possible(n: int) -> bool:
-            solver, a = weights(z3, n, may_be_negative=True)
-            return bool(solver.check(z3.Or([x > 1 for x in a])) == z3.sat)
-
-        return all(possible(n) for n in SIZES if n > 1) and not possible(1)
+        found = []
+        for n in SIZES:
+            a, total, _ = weights(z3, n)
+            found.append(possible(z3, total, z3.Or([x > 1 for x in a])))
+        return found == [n > 1 for n in SIZES]
 
     def one_iff_others_zero(z3: Any) -> bool:
-        def equivalent(n: int) -> bool:
-            solver, a = weights(z3, n)
-            return bool(solver.check((a[0] == 1) != z3.And([x == 0 for x in a[1:]])) == z3.unsat)
+        def holds(a: list[Any], total: Any, signs: list[Any]) -> bool:
+            return impossible(z3, total, *signs, (a[0] == 1) != z3.And([x == 0 for x in a[1:]]))
 
-        return all(equivalent(n) for n in SIZES)
+        return all(holds(*weights(z3, n)) for n in SIZES)
 
-    yield solve(lab, "no weight above 1", none_above_one, "unsatisfiable for N = 1 to 8", sizes=list(SIZES))
-    yield solve(
-        lab, "sign needed", needs_the_sign, "without a >= 0 a weight above 1 exists for N = 2 to 8; N = 1 has none"
-    )
-    yield solve(lab, "equality", one_iff_others_zero, "a_0 = 1 and the others 0 cannot come apart, N = 1 to 8")
-    yield solve(lab, "any N", lambda z3: _any_size(z3, signed), "induction over N on the sum of the other weights")
+    yield solve(lab, "no weight above 1", none_above_one, sizes=list(SIZES))
+    yield solve(lab, "sign needed", needs_the_sign)
+    yield solve(lab, "equality", one_iff_others_zero)
+    yield solve(lab, "any N", lambda z3: _any_size(z3, signed))
     yield _certificate(lab, 8)
 
 
@@ -68,9 +65,7 @@ def _any_size(z3: Any, signed: bool) -> bool:
     signs = [] if signed else [others >= 0, last >= 0, weight >= 0]
     step = z3.And(others + last >= 0, z3.Implies(others + last == 0, z3.And(others == 0, last == 0)))
     result = z3.And(weight <= 1, (weight == 1) == (others == 0))
-    solver = z3.Solver()
-    grows = solver.check(*signs, z3.Not(step)) == z3.unsat
-    return bool(grows and solver.check(*signs, weight + others == 1, z3.Not(result)) == z3.unsat)
+    return impossible(z3, *signs, z3.Not(step)) and impossible(z3, *signs, weight + others == 1, z3.Not(result))
 
 
 def _certificate(lab: Lab, n: int) -> Finding:
@@ -82,13 +77,7 @@ def _certificate(lab: Lab, n: int) -> Finding:
         bound = 1 * sum(a) - sum(mu * x for mu, x in zip(slack, a, strict=True))
         stationary = all(int(m == k) - 1 + slack[m] == 0 for m in range(n))
         holds &= sympy.expand(bound - a[k]) == 0 and stationary and slack[k] == 0
-    return lab.exact(
-        "dual certificate",
-        holds,
-        "a_k = 1 (sum of all) - sum over m != k of 1 a_m, and the gradient of the Lagrangian is zero",
-        weights=n,
-        multiplier=1,
-    )
+    return lab.exact("dual certificate", holds, weights=n, multiplier=1)
 
 
 @figure("convex-weights-upper-bound", "Weights that are not negative and sum to 1", height=3.9)
@@ -120,10 +109,9 @@ def _polygon(corners: np.ndarray) -> Any:
 @claim("softmax-row-stochastic")
 def softmax_rows(lab: Lab) -> Iterator[Finding]:
     wrong_axis = lab.broken
-    why = "t_m > 0 stands for exp(score): an entry outside (0,1) or a row sum other than 1 is unsatisfiable"
-    yield solve(lab, "three keys", lambda z3: _three_keys(z3, wrong_axis), why, keys=3)
-    yield solve(lab, "any number of keys", _any_keys, "t/(t + r), with r > 0 the sum of the others, lies in (0,1)")
-    yield solve(lab, "masked", _masked, "t = 0 stands for exp(-inf): its weight is 0, the others still sum to 1")
+    yield solve(lab, "three keys", lambda z3: _three_keys(z3, wrong_axis), keys=3)
+    yield solve(lab, "any number of keys", _any_keys)
+    yield solve(lab, "masked", _masked)
     yield from (_row_sums(lab, fused, wrong_axis) for fused in (False, True))
     yield from _ends(lab)
 
@@ -140,12 +128,7 @@ def _row_sums(lab: Lab, fused: bool, wrong_axis: bool) -> Finding:
             worst = max(worst, math.inf if outside else off / (2 * n * UNIT))
             table.append([n, spread, off])
     return lab.numerical(
-        f"row sums, {'fused' if fused else 'explicit'} path",
-        worst,
-        1.0,
-        "|row sum - 1| over 2 N u: a sum of N terms and a division each make N u, twice that covers second order",
-        keys_spread_deviation=table,
-        rows=8,
+        f"row sums, {'fused' if fused else 'explicit'} path", worst, 1.0, keys_spread_deviation=table, rows=8
     )
 
 
@@ -155,46 +138,34 @@ def _three_keys(z3: Any, wrong_axis: bool) -> bool:
     sums = z3.Reals("d0 d1 d2") if wrong_axis else [z3.Sum(t)] * 3
     weights = [x / d for x, d in zip(t, sums, strict=True)]
     bad = z3.Or(z3.Sum(weights) != 1, *[w <= 0 for w in weights], *[w >= 1 for w in weights])
-    solver = z3.Solver()
-    solver.add(*[x > 0 for x in t], *[d > x for x, d in zip(t, sums, strict=True)])
-    return bool(solver.check(bad) == z3.unsat)
+    return impossible(z3, *[x > 0 for x in t], *[d > x for x, d in zip(t, sums, strict=True)], bad)
 
 
 def _any_keys(z3: Any) -> bool:
     t, rest = z3.Reals("t rest")
-    solver = z3.Solver()
-    solver.add(t > 0, rest > 0)
-    return bool(solver.check(z3.Or(t / (t + rest) <= 0, t / (t + rest) >= 1)) == z3.unsat)
+    return impossible(z3, t > 0, rest > 0, z3.Or(t / (t + rest) <= 0, t / (t + rest) >= 1))
 
 
 def _masked(z3: Any) -> bool:
     hidden, seen, rest = z3.Reals("hidden seen rest")
-    solver, total = z3.Solver(), hidden + seen + rest
-    solver.add(hidden == 0, seen > 0, rest >= 0)
-    return bool(solver.check(z3.Or(hidden / total != 0, hidden / total + seen / total + rest / total != 1)) == z3.unsat)
+    total = hidden + seen + rest
+    wrong = z3.Or(hidden / total != 0, hidden / total + seen / total + rest / total != 1)
+    return impossible(z3, hidden == 0, seen > 0, rest >= 0, wrong)
 
 
 def _ends(lab: Lab) -> Iterator[Finding]:
     """Where float64 reaches the ends of the interval, and rows in which nothing is left to attend to."""
     far = softmax_of(torch.tensor([[0.0, -1000.0]], dtype=torch.float64))[0].tolist()
-    yield lab.numerical(
-        "end points in float64",
-        abs(far[0] - 1) + abs(far[1]),
-        0.0,
-        "exp(-1000) is below the smallest float64: the weights are exactly 1 and 0",
-        weights=far,
-    )
+    yield lab.numerical("end points in float64", abs(far[0] - 1) + abs(far[1]), 0.0, weights=far)
     scores, mask = normal(lab.torch_rng(7), 6, 9), torch.rand(6, 9, generator=lab.torch_rng(8)) < 0.5
     mask[:, 0] = True
     pattern = softmax_of(scores, mask)
     leak = float(pattern[~mask].abs().max())
     off = max(abs(math.fsum(row) - 1) for row in pattern.tolist())
-    why = "exp(-inf) is 0 without rounding; what is left is a softmax over fewer keys"
-    yield lab.numerical("masked weights", leak + max(0.0, off - 2 * 9 * UNIT), 0.0, why, hidden=int((~mask).sum()))
+    yield lab.numerical("masked weights", leak + max(0.0, off - 2 * 9 * UNIT), 0.0, hidden=int((~mask).sum()))
     mask[3] = False
     empty = softmax_of(scores, mask)[3]
-    why = "0/0: a row without a finite score must not give a distribution"
-    yield lab.numerical("all masked is NaN", float((~empty.isnan()).sum()), 0.0, why, keys=9)
+    yield lab.numerical("all masked is NaN", float((~empty.isnan()).sum()), 0.0, keys=9)
     yield from _empty_rows_of_models(lab)
 
 
@@ -204,19 +175,14 @@ def _empty_rows_of_models(lab: Lab) -> Iterator[Finding]:
     mask[0, 2] = False
     seen = trace(model, [[0] * 5], sites=["blocks.0.attention.pattern"], mask=mask)["blocks.0.attention.pattern"]
     alone = torch.eye(5, dtype=torch.float64)[2]
-    why = "a model gives an empty row of a mask its own token, the documented rule, never an even spread"
-    yield lab.numerical("empty row of a model", max_difference(seen[0, :, 2], alone), 0.0, why)
+    yield lab.numerical("empty row of a model", max_difference(seen[0, :, 2], alone), 0.0)
     pair = c.Seq2SeqConfig(
         vocab_size=3, d_model=8, n_layers=1, n_encoder_layers=1, attention=c.Attention(n_heads=2),
         feedforward=c.Dense(d_ff=8), position=c.NoPosition(),
     )  # fmt: skip
     source = torch.zeros(1, 4, dtype=torch.long)
-    try:
-        build(pair, seed=lab.seed)(source, source, source_mask=torch.zeros(1, 4, dtype=torch.bool))
-        refused = False
-    except ValueError:
-        refused = True
-    yield lab.exact("cross-attention over padding", refused, "a source of padding alone is refused, not averaged")
+    error = refusal(build(pair, seed=lab.seed), source, source, source_mask=torch.zeros(1, 4, dtype=torch.bool))
+    yield lab.exact("cross-attention over padding", bool(error))
 
 
 @figure("softmax-row-stochastic", "Softmax of one row of scores", height=2.8)
@@ -242,8 +208,7 @@ def shift_invariance(lab: Lab) -> Iterator[Finding]:
     if lab.broken:
         shift = torch.randint(-500, 500, (16, 32), generator=generator).double()
     moved = float((softmax_of(scores + shift) - softmax_of(scores)).abs().max())
-    why = "these sums and differences are exact in float64, so the row maximum takes the shift out bit for bit"
-    yield lab.numerical("engine, shifted", moved, 0.0, why, rows=16, keys=32)
+    yield lab.numerical("engine, shifted", moved, 0.0, rows=16, keys=32)
     for dtype in (torch.float32, torch.float64):
         large = (1e4 * (2 * torch.rand(64, 32, generator=generator, dtype=torch.float64) - 1)).to(dtype)
         large[0, :2] = torch.tensor([1e4, -1e4], dtype=dtype)
@@ -251,14 +216,12 @@ def shift_invariance(lab: Lab) -> Iterator[Finding]:
         pattern = naive if lab.broken else softmax_of(large)
         name = str(dtype).removeprefix("torch.")
         lost = float((~pattern.isfinite()).sum())
-        why = "after subtracting the row maximum every exponent is at most 0"
-        yield lab.numerical(f"scores up to 1e4, {name}", lost, 0.0, why, rows=64, keys=32)
+        yield lab.numerical(f"scores up to 1e4, {name}", lost, 0.0, rows=64, keys=32)
         overflown = float((~naive.isfinite()).any(-1).sum())
-        why = "exp without the subtraction overflows, so the safety is the subtraction's"
-        yield lab.numerical(f"naive form overflows, {name}", overflown, None, why, low=1.0, rows=64)
+        yield lab.numerical(f"naive form overflows, {name}", overflown, None, low=1.0, rows=64)
     with np.errstate(over="ignore"):
         limit = bool(np.isfinite(np.exp(np.float32(88.7228))) and np.isinf(np.exp(np.float32(FLOAT32_LIMIT))))
-    yield lab.exact("limit in float32", limit, "ln of the largest float32 is 88.72284", overflows_at=FLOAT32_LIMIT)
+    yield lab.exact("limit in float32", limit, overflows_at=FLOAT32_LIMIT)
     yield _against_digits(lab)
 
 
@@ -270,8 +233,7 @@ def _shifted_identity(lab: Lab) -> Finding:
     # any number of keys: the others enter through the sum of their exponentials alone, which takes the factor e^c too
     t, rest, factor = sympy.symbols("t rest factor", positive=True)
     gaps.append(sympy.simplify(factor * t / (factor * t + (rest if lab.broken else factor * rest)) - t / (t + rest)))
-    why = "e^(s+c) = e^c e^s, and e^c cancels from numerator and denominator"
-    return lab.exact("identity", all(g == 0 for g in gaps), why, symbols=3)
+    return lab.exact("identity", all(g == 0 for g in gaps), symbols=3)
 
 
 def _against_digits(lab: Lab) -> Finding:
@@ -292,5 +254,4 @@ def _against_digits(lab: Lab) -> Finding:
                         continue
                     allowed = (8 + n + 2 * abs(s - max(row))) * UNIT * term / total + mpmath.mpf(10) ** -300
                     worst = max(worst, float(abs(mpmath.mpf(p) - term / total) / allowed))
-    why = "error over its bound (8 + n + 2|s - max s|) u relative, plus 1e-300 where float64 has no smaller numbers"
-    return lab.numerical("against 50 digits", worst, 1.0, why, keys=n, rows=12)
+    return lab.numerical("against 50 digits", worst, 1.0, keys=n, rows=12)

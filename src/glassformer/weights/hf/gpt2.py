@@ -60,3 +60,4 @@ GPT2 = describe(
     typical_names=("wte.weight", "wpe.weight", "ln_f.weight"),
     add_biases=add_biases,
 )
+FAMILIES = (GPT2,)
