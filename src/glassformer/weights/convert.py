@@ -37,10 +37,14 @@ class Transform(Protocol):
         """Return their tensor: the inverse of `ours`."""
 
     def shape(self, ours: list[Shape]) -> Shape:
-        """Return the shape of `theirs`. (Computing it on torch's meta device would import torch's compiler: 1 s.)"""
+        """Return the shape of `theirs`. Default: that of ours below each other.
+
+        (Computing it on torch's meta device would import torch's compiler: 1 s.)
+        """
+        return (sum(part[0] for part in ours), *ours[0][1:])
 
 
-class Identity:
+class Identity(Transform):
     """The same layout on both sides."""
 
     def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
@@ -53,7 +57,20 @@ class Identity:
         return ours[0]
 
 
-class Conv1D:
+class OneRow(Transform):
+    """A vector that is stored as a matrix of one row."""
+
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        return [theirs[0]]
+
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        return ours[0][None].clone()
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        return (1, *ours[0])
+
+
+class Conv1D(Transform):
     """The layout of GPT-2: matrices are (in, out), and `c_attn` concatenates q, k and v along out."""
 
     def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
@@ -67,7 +84,7 @@ class Conv1D:
         return (*ours[0][1:], sum(part[0] for part in ours))
 
 
-class Concatenated:
+class Concatenated(Transform):
     """Several matrices (out, in) or biases below each other, in this order: q, k and v, or gate and up."""
 
     def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
@@ -76,12 +93,9 @@ class Concatenated:
     def theirs(self, ours: list[Tensor]) -> Tensor:
         return torch.cat(ours)
 
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (sum(part[0] for part in ours), *ours[0][1:])
-
 
 @dataclass(frozen=True)
-class PerHead:
+class PerHead(Transform):
     """q, k and v by groups of heads: the queries of a group, its key, its value, then the next group.
 
     With as many groups as heads it is the layout of GPT-NeoX: q, k, v of head 0, then of head 1.
@@ -99,9 +113,6 @@ class PerHead:
         width = ours[1].shape[0] // self.groups
         grouped = [part.reshape(self.groups, -1, width, *part.shape[1:]) for part in ours]
         return torch.cat(grouped, dim=1).reshape(-1, *ours[0].shape[1:])
-
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (sum(part[0] for part in ours), *ours[0][1:])
 
 
 IDENTITY, CONV1D, CONCATENATED = Identity(), Conv1D(), Concatenated()

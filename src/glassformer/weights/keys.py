@@ -23,13 +23,15 @@ REQUIRED = object()
 
 
 class Entry(Protocol):
-    """One part of config.json, in both directions."""
+    """One part of config.json, in both directions. An entry that is only read, or only written, inherits the other."""
 
     def read(self, source: Source, values: Values) -> None:
         """Add what config.json says to `values`."""
+        return
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         """Add the keys for a config to `data`."""
+        return
 
 
 def same(value: Any) -> Any:
@@ -143,7 +145,7 @@ def only(name: str, *allowed: Any, why: str) -> Only:
 
 
 @dataclass(frozen=True)
-class ReadOnly:
+class ReadOnly(Entry):
     """An entry that is not written."""
 
     entry: Entry
@@ -151,26 +153,20 @@ class ReadOnly:
     def read(self, source: Source, values: Values) -> None:
         self.entry.read(source, values)
 
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Entry):
     """A key that we write and do not read."""
 
     name: str
     value: Any
-
-    def read(self, source: Source, values: Values) -> None:
-        pass
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         data[self.name] = self.value(config) if callable(self.value) else self.value
 
 
 @dataclass(frozen=True)
-class Derived:
+class Derived(Entry):
     """A field that follows from others. Writing checks nothing: the config that is read back is compared."""
 
     field: str
@@ -178,9 +174,6 @@ class Derived:
 
     def read(self, source: Source, values: Values) -> None:
         values[self.field] = self.value(values)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
 
 
 @dataclass(frozen=True)

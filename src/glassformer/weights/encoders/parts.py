@@ -115,7 +115,7 @@ class MaskedHead:
 
 
 @dataclass(frozen=True)
-class Pooler:
+class Pooler(Entry):
     """BERT's pooler, whose presence only the tensors tell."""
 
     prefix: str
@@ -123,9 +123,6 @@ class Pooler:
 
     def read(self, source: Source, values: Values) -> None:
         values["pooler"] = source.has(f"{source.prefix(self.prefix)}{self.name}.weight")
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -147,16 +144,13 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Pad:
+class Pad(Entry):
     """The default of `pad_token_id`."""
 
     id: int
 
     def read(self, source: Source, values: Values) -> None:
         source.data.setdefault("pad_token_id", self.id)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
 
 
 class PadBeforePositions:
@@ -203,7 +197,7 @@ class Width:
 
 
 @dataclass(frozen=True)
-class Renamed:
+class Renamed(Entry):
     """A key under an old name, which is only read."""
 
     old: str
@@ -212,9 +206,6 @@ class Renamed:
     def read(self, source: Source, values: Values) -> None:
         if source.data.get(self.old) is not None:
             source.data.setdefault(self.new, source.data[self.old])
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config import Latent, ModelConfig, Rotary, Router, YarnScaling
-from glassformer.weights.convert import CONCATENATED, Drop, Row, Shape
+from glassformer.weights.convert import CONCATENATED, Drop, Row, Shape, Transform
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.hf.common import (
@@ -26,7 +26,7 @@ from glassformer.weights.hf.common import (
     rope,
     sizes,
 )
-from glassformer.weights.hf.experts import Mixture, TwoWay, after_first, expert_rows, shared_times
+from glassformer.weights.hf.experts import EVERYWHERE, Mixture, TwoWay, after_first, expert_rows, shared_times
 from glassformer.weights.hf.layers import Windows, from_layer
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
 from glassformer.weights.hf.layouts import LLAMA, OURS, PRE_NORMS, Block, names
@@ -35,7 +35,7 @@ from glassformer.weights.rope import read_rope, write_rope
 
 
 @dataclass(frozen=True)
-class RotatedLast:
+class RotatedLast(Transform):
     """Queries by heads: theirs have the rotated components last, ours first."""
 
     heads: int
@@ -50,12 +50,9 @@ class RotatedLast:
     def _rolled(self, rows: Tensor, by: int) -> Tensor:
         return rows.view(self.heads, -1, *rows.shape[1:]).roll(by, dims=1).reshape(rows.shape)
 
-    def shape(self, ours: list[Shape]) -> Shape:
-        return ours[0]
-
 
 @dataclass(frozen=True)
-class KeysAndValues:
+class KeysAndValues(Transform):
     """By heads: the own components of the key, then the value."""
 
     heads: int
@@ -68,9 +65,6 @@ class KeysAndValues:
     def theirs(self, ours: list[Tensor]) -> Tensor:
         parts = [part.view(self.heads, -1, *part.shape[1:]) for part in ours]
         return torch.cat(parts, dim=1).flatten(0, 1)
-
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (sum(part[0] for part in ours), *ours[0][1:])
 
 
 @dataclass(frozen=True)
@@ -190,7 +184,24 @@ COMMON = (
     UNTIED,
     flag("attention_bias", "attention.bias", False),
 )
-SIZES_OF_EXPERTS = (("n_routed_experts", 256), ("num_experts_per_tok", 8), ("moe_intermediate_size", 2048))
+ROWS = (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION)
+"""The names of families with the experts of DeepSeek and ordinary attention."""
+
+
+def experts(
+    count: int, active: int, width: int, shared: int = 1, sparse: TwoWay = EVERYWHERE, **options: Any
+) -> Mixture:
+    """Return the entry of DeepSeek's experts; the numbers are the defaults of its keys."""
+    usual = {"normalize": ("norm_topk_prob", True), "router": sigmoid_router(1, 1, 1.0)}
+    return Mixture(
+        *(("n_routed_experts", count), ("num_experts_per_tok", active), ("moe_intermediate_size", width)),
+        aliases=("num_local_experts",),
+        shared=shared_times("n_shared_experts", shared),
+        sparse=sparse,
+        **{**usual, **options},
+    )
+
+
 DEEPSEEK_V3 = describe(
     "deepseek_v3",
     classes("DeepseekV3"),
@@ -200,14 +211,7 @@ DEEPSEEK_V3 = describe(
         only("moe_layer_freq", 1, why="experts in some layers only"),
         only("topk_method", "noaux_tc", why="another choice of experts"),
         only("scoring_func", "sigmoid", why="another score of experts"),
-        Mixture(
-            *SIZES_OF_EXPERTS,
-            aliases=("num_local_experts",),
-            normalize=("norm_topk_prob", True),
-            router=sigmoid_router(8, 4, 2.5),
-            shared=shared_times("n_shared_experts", 1),
-            sparse=after_first("first_k_dense_replace", 3),
-        ),
+        experts(256, 8, 2048, sparse=after_first("first_k_dense_replace", 3), router=sigmoid_router(8, 4, 2.5)),
     ),
     rows,
     drops=LATER_LAYERS,
@@ -221,13 +225,12 @@ DEEPSEEK_V2 = describe(
         *(*COMMON, max_len(2048), LatentKeys(interleaved=True), flag("mlp_bias", "feedforward.bias", False)),
         only("moe_layer_freq", 1, why="experts in some layers only"),
         only("scoring_func", "softmax", why="another score of experts"),
-        Mixture(
-            *(("n_routed_experts", 64), ("num_experts_per_tok", 6), ("moe_intermediate_size", 1407)),
-            aliases=("num_local_experts",),
+        experts(
+            *(64, 6, 1407),
+            shared=2,
+            sparse=after_first("first_k_dense_replace", 0),
             normalize=("", False),  # transformers never normalizes, whatever norm_topk_prob says
             router=TwoWay(softmax_router, written_softmax_router),
-            shared=shared_times("n_shared_experts", 2),
-            sparse=after_first("first_k_dense_replace", 0),
         ),
     ),
     rows,
@@ -239,15 +242,9 @@ DOTS1 = describe(
     (
         *(*sizes(2048, n_kv_heads=32), eps(1e-6), QK_NORM_EPS, ATTENTION_BIAS, UNTIED, rope()),
         Windows(4096, from_layer(62)),
-        Mixture(
-            *SIZES_OF_EXPERTS,
-            normalize=("norm_topk_prob", False),
-            router=sigmoid_router(1, 1, 1.0),
-            shared=shared_times("n_shared_experts", 1),
-            sparse=after_first("first_k_dense_replace", 0),
-        ),
+        experts(256, 8, 2048, sparse=after_first("first_k_dense_replace", 0), normalize=("norm_topk_prob", False)),
     ),
-    (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION),
+    ROWS,
 )
 GLM4_MOE = describe(
     "glm4_moe",
@@ -256,16 +253,9 @@ GLM4_MOE = describe(
     (
         *(*sizes(131072, n_kv_heads=8), eps(1e-5), ATTENTION_BIAS, UNTIED, rope(fraction=0.5)),
         *qk_norm("use_qk_norm", {"kind": "rms_norm"}),
-        Mixture(
-            *(("n_routed_experts", 128), ("num_experts_per_tok", 8), ("moe_intermediate_size", 1408)),
-            aliases=("num_local_experts",),
-            normalize=("norm_topk_prob", True),
-            router=sigmoid_router(1, 1, 1.0),
-            shared=shared_times("n_shared_experts", 1),
-            sparse=after_first("first_k_dense_replace", 1),
-        ),
+        experts(128, 8, 1408, sparse=after_first("first_k_dense_replace", 1)),
     ),
-    (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION),
+    ROWS,
     drops=LATER_LAYERS,
 )
 GLM4_MOE_LITE = describe(
@@ -274,14 +264,7 @@ GLM4_MOE_LITE = describe(
     RMS,
     (
         *(*COMMON, max_len(202752), LatentKeys()),
-        Mixture(
-            *(("n_routed_experts", 64), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1536)),
-            aliases=("num_local_experts",),
-            normalize=("norm_topk_prob", True),
-            router=sigmoid_router(1, 1, 1.8),
-            shared=shared_times("n_shared_experts", 1),
-            sparse=TwoWay(by_layer_types, layer_types),
-        ),
+        experts(64, 4, 1536, sparse=TwoWay(by_layer_types, layer_types), router=sigmoid_router(1, 1, 1.8)),
     ),
     rows,
     drops=LATER_LAYERS,
@@ -293,15 +276,9 @@ SOLAR_OPEN = describe(
     (
         *(*(entry for entry in sizes(131072, n_kv_heads=8, d_head=128) if entry is not WIDTH), eps(1e-5)),
         *(ATTENTION_BIAS, UNTIED, rope(1e6)),
-        Mixture(
-            *(("n_routed_experts", 128), ("num_experts_per_tok", 8), ("moe_intermediate_size", 1280)),
-            aliases=("num_local_experts",),
-            normalize=("norm_topk_prob", True),
-            router=sigmoid_router(1, 1, 1.0),
-            shared=shared_times("n_shared_experts", 1),
-        ),
+        experts(128, 8, 1280),
     ),
-    (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION),
+    ROWS,
     drops=LATER_LAYERS,
 )
 YOUTU = describe(

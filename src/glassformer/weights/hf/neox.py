@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config import ModelConfig, Rotary
-from glassformer.weights.convert import Drop, PerHead, Row, Shape
+from glassformer.weights.convert import Drop, PerHead, Row, Shape, Transform
 from glassformer.weights.family import Source
 from glassformer.weights.hf.common import DENSE, INIT, LAYER_NORM, classes
 from glassformer.weights.hf.layers import Rope
@@ -104,7 +104,7 @@ GPTJ_NAMES |= {"feedforward.down": "mlp.fc_out"}
 ENDS = {"layers": "{p}h.{i}", "embed": "wte", "norm": "ln_f"}
 
 
-class CodeGenHeads:
+class CodeGenHeads(Transform):
     """q, v and k of CodeGen: 4 groups of heads, and in each group its queries, values and keys, in this order."""
 
     def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
@@ -114,9 +114,6 @@ class CodeGenHeads:
     def theirs(self, ours: list[Tensor]) -> Tensor:
         q, k, v = (part.reshape(4, -1, *part.shape[1:]) for part in ours)
         return torch.stack([q, v, k], dim=1).reshape(-1, *ours[0].shape[1:])
-
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (3 * ours[0][0], *ours[0][1:])
 
 
 GPTJ = describe(

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from glassformer.config import NTKScaling, Rotary
-from glassformer.weights.convert import Row, Shape
+from glassformer.weights.convert import OneRow, Row
 from glassformer.weights.family import Source
 from glassformer.weights.hf.common import (
     ATTENTION_BIAS,
@@ -57,19 +55,6 @@ MINIMAX = describe(
         Row("{p}layers.{i}.block_sparse_moe.e_score_correction_bias", CORRECTION),
     ),
 )
-
-
-class OneRow:
-    """A vector that is stored as a matrix with one row."""
-
-    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
-        return [theirs[0]]
-
-    def theirs(self, ours: list[Tensor]) -> Tensor:
-        return ours[0][None].clone()
-
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (1, *ours[0])
 
 
 def by_interval(source: Source, values: Values) -> list[bool]:

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from glassformer.config import ModelConfig
-from glassformer.weights.convert import Drop, Row, Shape, linear
+from glassformer.weights.convert import Drop, OneRow, Row, linear
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.keys import (
@@ -25,19 +23,6 @@ from glassformer.weights.keys import (
     number,
     only,
 )
-
-
-class OneRow:
-    """A vector that is stored as a matrix of one row."""
-
-    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
-        return [theirs[0]]
-
-    def theirs(self, ours: list[Tensor]) -> Tensor:
-        return ours[0][None]
-
-    def shape(self, ours: list[Shape]) -> Shape:
-        return (1, *ours[0])
 
 
 @dataclass(frozen=True)
@@ -98,15 +83,12 @@ class Ids:
 
 
 @dataclass(frozen=True)
-class LogitsBias:
+class LogitsBias(Entry):
     """The bias of the logits, `final_logits_bias`, which models without a head do not have. It comes after the head."""
 
     def read(self, source: Source, values: Values) -> None:
         if values.get("head", True) is not None:
             values["head.bias"] = source.tensors is None or source.has("final_logits_bias")
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        pass
 
 
 BLOCK = {
