@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from glassformer.studio.api.snippets import _VIEWS
+from glassformer.studio.api.snippets import VIEWS
 
 IDS = [18, 47, 56, 57, 58, 1]
 ABOUT = {"model": "bard", "ids": IDS}
@@ -84,7 +84,7 @@ def checks(ask):
 
 
 @pytest.mark.sample(11)
-@pytest.mark.parametrize("view", list(_VIEWS))
+@pytest.mark.parametrize("view", list(VIEWS))
 def test_the_lines_of_every_view_run_and_give_its_numbers(client, ask, view, tmp_path, monkeypatch):
     known = checks(ask)
     if view in known:

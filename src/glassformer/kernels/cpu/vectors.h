@@ -91,4 +91,30 @@ inline float* cache_aligned(float* at) { return at + (-(uintptr_t)at / sizeof(fl
 // evict each other from the caches.
 inline long padded_stride(long n) { return ((n + LINE - 1) / LINE | 1) * LINE; }
 
+// out[c][0..LANES) = rows[0..LANES)[c] for LANES columns c: neighbours change places at distances 8, 4, 2 and 1.
+inline void transpose_square(const float* rows, long pitch, float* out, long out_pitch) {
+#if defined(__clang__)  // has no shuffle by a variable
+    for (int c = 0; c < LANES; c++)
+        for (int r = 0; r < LANES; r++) out[c * out_pitch + r] = rows[r * pitch + c];
+#else
+    floats v[LANES];
+    for (int i = 0; i < LANES; i++) v[i] = load(rows + i * pitch);
+#define GLASS_EXCHANGE(D)                                                                                   \
+    for (int i = 0; i < LANES; i++)                                                                             \
+        if (LANES > D && !(i & D)) {                                                                                \
+            ints low, high;                                                                                   \
+            for (int c = 0; c < LANES; c++) low[c] = c & D ? c - D + LANES : c, high[c] = c & D ? c + LANES : c + D;    \
+            floats& other = v[(i + D) % LANES];                                                                     \
+            const floats a = __builtin_shuffle(v[i], other, low), b = __builtin_shuffle(v[i], other, high);     \
+            v[i] = a, other = b;                                                                            \
+        }
+    GLASS_EXCHANGE(8)
+    GLASS_EXCHANGE(4)
+    GLASS_EXCHANGE(2)
+    GLASS_EXCHANGE(1)
+#undef GLASS_EXCHANGE
+    for (int c = 0; c < LANES; c++) *(floats*)(out + c * out_pitch) = v[c];
+#endif
+}
+
 }  // namespace glass

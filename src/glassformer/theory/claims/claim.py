@@ -288,6 +288,20 @@ def solve(lab: Lab, id: str, prove: Callable[[Any], bool], **evidence: Any) -> F
     return lab.exact(id, prove(z3), solver="z3", **evidence)
 
 
+def impossible(z3: Any, *conditions: Any) -> bool:
+    """Return whether z3 proves that nothing satisfies all conditions."""
+    solver = z3.Solver()
+    solver.add(*conditions)
+    return bool(solver.check() == z3.unsat)
+
+
+def possible(z3: Any, *conditions: Any) -> bool:
+    """Return whether z3 finds something that satisfies all conditions."""
+    solver = z3.Solver()
+    solver.add(*conditions)
+    return bool(solver.check() == z3.sat)
+
+
 def reached(claim: Claim, parts: Sequence[Mapping[str, Any]]) -> Badge:
     """Return the badge that the evidence of one run supports, given its Findings as dictionaries.
 

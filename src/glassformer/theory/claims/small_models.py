@@ -1,6 +1,7 @@
 """Small models in which every parameter matters: no bias is 0 and no norm weight is 1, so an omission is visible."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,6 +108,16 @@ def full_mask(tokens: Int[Tensor, "B T"]) -> Bool[Tensor, "B T T"]:
     """Return the mask (B,T,T) that allows every pair of tokens; as `mask=` it removes the causal mask."""
     rows, length = tokens.shape
     return torch.ones(rows, length, length, dtype=torch.bool)
+
+
+def refusal(call: Callable[..., Any], *given: Any, **named: Any) -> str:
+    """Return the message of the ValueError that a call raises, or an empty string if it raises none."""
+    try:
+        with torch.no_grad():
+            call(*given, **named)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def dependence(model: Model, tokens: Int[Tensor, "B T"], read: str = "embed", **given: Any) -> Float[Tensor, "T S"]:

@@ -30,34 +30,26 @@ inline float weigh(float* w, int n, const Head& head, const float* biases) {
     return softmax_numerators(w, n, scale, head.sink);
 }
 
-// out[0..16 N) = factor * sum over s of w[s] values[s][0..16 N); as much of `next` is prefetched into the L2 cache.
+// out[0..16 N) = factor * sum over s of w[s] values[s][0..16 N).
 template <int N>
-void weighted_sum(const float* w, const float* values, long pitch, int from, int end, float factor, float* out,
-                  const float* next = nullptr, long next_pitch = 0) {
+void weighted_sum(const float* w, const float* values, long pitch, int from, int end, float factor, float* out) {
     floats sums[N] = {};
     for (long s = from; s < end; s++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            sums[n] = multiply_add(sums[n], load(values + s * pitch + n * LANES), w[s]);
-            if (next) __builtin_prefetch(next + s * next_pitch + n * LANES, 0, 2);
-        }
+        for (int n = 0; n < N; n++) sums[n] = multiply_add(sums[n], load(values + s * pitch + n * LANES), w[s]);
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) store(out + n * LANES, sums[n] * factor);
 }
 
-// One query over keys from..end. Values are prefetched while keys are read, and the `next` keys while values are read.
+// One query over keys from..end. Memory for the weights of keys 0..end is given (w).
 inline void attend_one(const Head& head, const View& view, const float* q, int from, int end, const float* biases, float* w,
-                       float* out, const float* next) {
+                       float* out) {
     const int dk = head.d_head, dv = head.d_value;
-    for (long s = from; s < end; s++) {
-        for (int c = 0; c < dv; c += LANES) __builtin_prefetch(view.values + s * view.value_pitch + c, 0, 2);
-        w[s] = dot(q, view.keys + s * view.key_pitch, dk);
-    }
+    for (long s = from; s < end; s++) w[s] = dot(q, view.keys + s * view.key_pitch, dk);
     const float factor = 1 / weigh(w + from, end - from, head, biases ? biases + from : nullptr);
     int c = 0;
     for (; c + 4 * LANES <= dv; c += 4 * LANES)
-        weighted_sum<4>(w, view.values + c, view.value_pitch, from, end, factor, out + c, next ? next + c : nullptr,
-                        view.key_pitch);
+        weighted_sum<4>(w, view.values + c, view.value_pitch, from, end, factor, out + c);
     for (; c + LANES <= dv; c += LANES) weighted_sum<1>(w, view.values + c, view.value_pitch, from, end, factor, out + c);
     for (; c < dv; c++) {
         out[c] = 0;
@@ -89,8 +81,7 @@ inline void attend_run(const Head& head, const View& view, int queries, const fl
         from = from / WIDE * WIDE;
         float inverse[BLOCK];
         for (int s = from; s < most; s += WIDE)
-            multiply_tiles(&keys[(long)(s - begin) * dk], WIDE, dk, q + i * q_pitch, q_pitch, n, &scores[s - begin], pitch, WIDE,
-                           true, nullptr);
+            multiply_tiles(&keys[(long)(s - begin) * dk], WIDE, dk, q + i * q_pitch, q_pitch, n, &scores[s - begin], pitch);
         for (int j = 0; j < n; j++) {
             int first, end;
             visible(i + j, first, end);
@@ -103,7 +94,7 @@ inline void attend_run(const Head& head, const View& view, int queries, const fl
         float* to = out + i * out_pitch;
         for (int c = 0; c < dv; c += WIDE)
             multiply_tiles(view.values + from * view.value_pitch + c, view.value_pitch, most - from, &scores[from - begin], pitch,
-                           n, to + c, out_pitch, WIDE, true, nullptr);
+                           n, to + c, out_pitch);
         for (int j = 0; j < n; j++)
             for (int c = 0; c < dv; c++) to[j * out_pitch + c] *= inverse[j];
     }

@@ -23,11 +23,6 @@ static_assert(TALL <= LANES, "");
 // and third number, and the second and fourth. LINES are PAIRS of which each vector lies in one piece.
 enum Form : int32_t { FLOATS, PAIRS, BYTES, SPLIT, LINES };
 
-#if defined(__AVX512BF16__)
-constexpr bool HAS_PAIRS = true;
-#else
-constexpr bool HAS_PAIRS = false;
-#endif
 #if defined(__AVX512VNNI__)
 constexpr bool HAS_BYTES = true;
 #else
@@ -48,32 +43,6 @@ inline int tile_of(Form form, int batch) {  // vectors of a tile: what the regis
     if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, LANES);
     const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
     return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
-}
-
-// out[c][0..LANES) = rows[0..LANES)[c] for LANES columns c: neighbours change places at distances 8, 4, 2 and 1.
-inline void transpose_square(const float* rows, long pitch, float* out, long out_pitch) {
-#if defined(__clang__)  // has no shuffle by a variable
-    for (int c = 0; c < LANES; c++)
-        for (int r = 0; r < LANES; r++) out[c * out_pitch + r] = rows[r * pitch + c];
-#else
-    floats v[LANES];
-    for (int i = 0; i < LANES; i++) v[i] = load(rows + i * pitch);
-#define GLASS_EXCHANGE(D)                                                                                   \
-    for (int i = 0; i < LANES; i++)                                                                             \
-        if (LANES > D && !(i & D)) {                                                                                \
-            ints low, high;                                                                                   \
-            for (int c = 0; c < LANES; c++) low[c] = c & D ? c - D + LANES : c, high[c] = c & D ? c + LANES : c + D;    \
-            floats& other = v[(i + D) % LANES];                                                                     \
-            const floats a = __builtin_shuffle(v[i], other, low), b = __builtin_shuffle(v[i], other, high);     \
-            v[i] = a, other = b;                                                                            \
-        }
-    GLASS_EXCHANGE(8)
-    GLASS_EXCHANGE(4)
-    GLASS_EXCHANGE(2)
-    GLASS_EXCHANGE(1)
-#undef GLASS_EXCHANGE
-    for (int c = 0; c < LANES; c++) *(floats*)(out + c * out_pitch) = v[c];
-#endif
 }
 
 struct Vectors {

@@ -80,41 +80,44 @@ inline void few_bf16(const uint8_t* w, int steps, const float* x, float (*out)[W
     }
 }
 
-// Some steps of N parts of a panel times the high (or the low) bytes of B vectors; BOTH: from nothing, high ones to
-// `high` and low ones to `low`.
-template <int KIND, int B, int N, bool BOTH>
-inline void dot_split_bytes(const uints* w, int steps, const uint32_t* x, ints (*high)[N], ints (*low)[N]) {
-    constexpr int HALVES = KIND == INT4 ? 2 : 1;
-    ints a[B][N], z[B][N];
+// sums[b][j] += N parts of some steps of a panel of int8 times one byte of each number of B vectors.
+template <int B, int N>
+inline void add_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
+    ints a[B][N];  // a copy stays in registers
+    std::memcpy(a, sums, sizeof a);
+    for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
 #pragma GCC unroll 8
-    for (int b = 0; b < B; b++)
+        for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-        for (int j = 0; j < N; j++) a[b][j] = BOTH ? ints{} : high[b][j], z[b][j] = ints{};
-    for (int k = 0; k < steps; k++, w += PARTS)
-#pragma GCC unroll 2
-        for (int half = 0; half < HALVES; half++, x += 2 * B) {
-            uints weights[N];
-#pragma GCC unroll 8
-            for (int j = 0; j < N; j++) weights[j] = KIND == INT4 ? halves(w[j], half) : w[j];
+            for (int j = 0; j < N; j++) a[b][j] = dot_bytes(a[b][j], w[j], x[b]);
+    std::memcpy(sums, a, sizeof a);
+}
+
+// sums = some steps of a panel of int8 times B vectors of 16 bits: 256 times the sum of the high bytes, plus that of the low.
+template <int B, int N>
+inline void dot_split_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
+    if constexpr (2 * B * N <= 16) {  // few sums: both at once, so that additions do not wait for each other
+        ints high[B][N] = {}, low[B][N] = {};
+        for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-                for (int j = 0; j < N; j++) {
-                    a[b][j] = dot_bytes(a[b][j], weights[j], x[b]);
-                    if (BOTH) z[b][j] = dot_bytes(z[b][j], weights[j], x[B + b]);
-                }
-        }
-#pragma GCC unroll 8
-    for (int b = 0; b < B; b++)
-#pragma GCC unroll 8
-        for (int j = 0; j < N; j++) {
-            high[b][j] = a[b][j];
-            if (BOTH) low[b][j] = z[b][j];
-        }
+                for (int j = 0; j < N; j++)
+                    high[b][j] = dot_bytes(high[b][j], w[j], x[b]), low[b][j] = dot_bytes(low[b][j], w[j], x[B + b]);
+        for (int b = 0; b < B; b++)
+            for (int j = 0; j < N; j++) sums[b][j] = (high[b][j] << 8) + low[b][j];
+    } else {  // otherwise one after the other: 25 % faster at batch 8 than half a panel at a time
+        std::memset(sums, 0, sizeof sums);
+        add_bytes(w, steps, x, sums);
+        for (auto& one : sums)
+            for (ints& sum : one) sum <<= 8;
+        add_bytes(w, steps, x + B, sums);
+    }
 }
 
-// The same for processors without byte multiplication: times 16-bit numbers.
-template <int KIND, int B, int N> inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (*sums)[N]) {
+// The same for processors without byte multiplication: int8 or int4 times 16-bit numbers.
+template <int KIND, int B, int N>
+inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1;
     ints a[B][N] = {};
     for (int k = 0; k < steps; k++, w += PARTS)
@@ -130,8 +133,7 @@ template <int KIND, int B, int N> inline void dot_word_pairs(const uints* w, int
     std::memcpy(sums, a, sizeof a);
 }
 
-// A panel of integers times B vectors of 16 bits, laid out (group, two words in turn, vector). High bytes come first: their
-// sums are shifted by 8 bits, then the low bytes are added.
+// A panel of integers times B vectors of 16 bits, laid out (group, two words in turn, vector).
 template <int KIND, int B>
 inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const float* all_scales, float (*out)[WIDE]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1, N = AT_ONCE<B>;
@@ -144,29 +146,14 @@ inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const
         floats sums[B][N] = {};
         for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
             ints whole[B][N];
-            if constexpr (!HAS_BYTES) {
-                dot_word_pairs<KIND, B, N>(w, steps, x, whole);
-                for (int b = 0; b < B; b++)
-                    for (int j = 0; j < N; j++) whole[b][j] += starts[b];
-            } else if constexpr (B < 4) {  // few sums: both halves at once, so that additions do not wait for each other
-                ints low[B][N];
-                dot_split_bytes<KIND, B, N, true>(w, steps, x, whole, low);
-                for (int b = 0; b < B; b++)
-                    for (int j = 0; j < N; j++) whole[b][j] = (whole[b][j] << 8) + low[b][j] + starts[b];
-            } else {
-                for (auto& one : whole)
-                    for (ints& sum : one) sum = ints{};
-                dot_split_bytes<KIND, B, N, false>(w, steps, x, whole, whole);
-                for (int b = 0; b < B; b++)
-                    for (int j = 0; j < N; j++) whole[b][j] = (whole[b][j] << 8) + starts[b];
-                dot_split_bytes<KIND, B, N, false>(w, steps, x + B, whole, whole);
-            }
+            if constexpr (HAS_BYTES) dot_split_bytes(w, steps, x, whole);
+            else dot_word_pairs<KIND>(w, steps, x, whole);
             w += (long)steps * PARTS, x += (long)steps * HALVES * 2 * B;
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++)
-                    sums[b][j] += to_floats(whole[b][j]) * (load(scales + j * LANES) * x_scales[b]);
+                    sums[b][j] += to_floats(whole[b][j] + starts[b]) * (load(scales + j * LANES) * x_scales[b]);
         }
         for (int b = 0; b < B; b++) std::memcpy(out[b] + part * LANES, sums[b], sizeof sums[b]);
     }
@@ -175,26 +162,8 @@ inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const
 template <int KIND, int B>
 inline void few_of(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
     const uint8_t* w = panel_of(m, row);
-    if (KIND == BF16) return few_bf16<B>(w, steps_of(m), (const float*)v.words_of(tile), out);
-    few_integers<KIND, B>(w, v, tile, scales_of(m, row), out);
-}
-
-// A panel of bfloat16 times M vectors of bfloat16.
-template <int M>
-inline void many_bf16(const uint8_t* w, int steps, const uint32_t* x, float (*out)[WIDE]) {
-#if defined(__AVX512BF16__)
-    __m512 sums[M][2];
-    for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
-    for (int k = 0; k < steps; k++, w += STEP, x += M) {
-        const __m512bh low = (__m512bh)_mm512_loadu_si512(w), high = (__m512bh)_mm512_loadu_si512(w + 64);
-#pragma GCC unroll 16
-        for (int i = 0; i < M; i++) {
-            const __m512bh one = (__m512bh)_mm512_set1_epi32((int)x[i]);
-            sums[i][0] = _mm512_dpbf16_ps(sums[i][0], low, one), sums[i][1] = _mm512_dpbf16_ps(sums[i][1], high, one);
-        }
-    }
-    std::memcpy(out, sums, sizeof sums);
-#endif
+    if constexpr (KIND == BF16) few_bf16<B>(w, steps_of(m), (const float*)v.words_of(tile), out);
+    else if constexpr (KIND == INT8 || !HAS_BYTES) few_integers<KIND, B>(w, v, tile, scales_of(m, row), out);
 }
 
 // A panel of integers times M vectors of bytes, for processors with byte multiplication.
@@ -231,8 +200,13 @@ inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, cons
 
 template <int KIND, int M>
 inline void many_of(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
-    if constexpr (KIND == BF16) many_bf16<M>(panel_of(m, row), steps_of(m), v.words_of(tile), out);
-    else if constexpr (HAS_BYTES) many_integers<KIND, M>(panel_of(m, row), v, tile, scales_of(m, row), out);
+    if constexpr (KIND == BF16 && HAS_PAIRS) {
+        floats sums[M][PARTS];
+        sum_tile<M, PARTS>(Tile<M, pair>{v.words_of(tile)}, (const pair*)panel_of(m, row), WIDE, steps_of(m), sums);
+        std::memcpy(out, sums, sizeof sums);
+    } else if constexpr (KIND != BF16 && HAS_BYTES) {
+        many_integers<KIND, M>(panel_of(m, row), v, tile, scales_of(m, row), out);
+    }
 }
 
 // y[i][row..] = out[i] + bias, for the vectors that exist.

@@ -32,38 +32,28 @@ inline void store_sums(float* to, const float* sums, int width, bool more, const
     for (int r = 0; r < WIDE; r += LANES) store(to + r, other ? load(sums + r) + load(other + r) : load(sums + r));
 }
 
-// y[i][0..32) (+)= sum over k of x[i][k] * panel[k][0..32), for M vectors i. `pitch`: floats from one k to the next.
-// TILED: x is a tile, (depth, M); else vectors at a distance of x_stride.
-template <int M, bool TILED>
-inline void multiply_tile(const float* panel, long pitch, int depth, const float* x, long x_stride, float* y, long y_stride,
-                 int width, bool first, const float* bias, int vectors = M) {
+// y[i][0..32) (+)= sum over k of x(i, k) * panel[k][0..32), for the first `vectors` of M vectors i. `pitch`: floats from one k
+// to the next.
+template <int M, typename X>
+inline void multiply_tile(const float* panel, long pitch, int depth, X x, float* y, long y_stride, int width,
+                          bool first, const float* bias, int vectors = M) {
     constexpr int N = AT_ONCE<M>;
     float out[M][WIDE];
     for (int part = 0; part < PARTS; part += N) {
-        floats sums[M][N] = {};
-        const float* w = panel + part * LANES;
-        for (int k = 0; k < depth; k++) {
-            floats weights[N];
-#pragma GCC unroll 8
-            for (int j = 0; j < N; j++) weights[j] = load(w + k * pitch + j * LANES);
-#pragma GCC unroll 16
-            for (int i = 0; i < M; i++) {
-                const float one = TILED ? x[k * M + i] : x[i * x_stride + k];
-#pragma GCC unroll 8
-                for (int j = 0; j < N; j++) sums[i][j] = multiply_add(sums[i][j], weights[j], one);
-            }
-        }
+        floats sums[M][N];
+        sum_tile<M, N>(x, panel + part * LANES, pitch, depth, sums);
         for (int i = 0; i < vectors; i++) std::memcpy(out[i] + part * LANES, sums[i], sizeof sums[i]);
     }
     for (int i = 0; i < vectors; i++) store_sums(y + i * y_stride, out[i], width, !first, bias);
 }
 
+// The same for any number of vectors, `x_stride` apart.
 inline void multiply_tiles(const float* panel, long pitch, int depth, const float* x, long x_stride, int vectors, float* y,
-                     long y_stride, int width, bool first, const float* bias) {
+                           long y_stride) {
     auto some = [&](auto m) {
         constexpr int M = decltype(m)::value;
         for (; vectors >= M; vectors -= M, x += M * x_stride, y += M * y_stride)
-            multiply_tile<M, false>(panel, pitch, depth, x, x_stride, y, y_stride, width, first, bias);
+            multiply_tile<M>(panel, pitch, depth, Left<float>{x, x_stride, 1}, y, y_stride, WIDE, true, nullptr);
     };
     some(std::integral_constant<int, TALL>()), some(std::integral_constant<int, SHORT>());
     some(std::integral_constant<int, SHORT / 2>()), some(std::integral_constant<int, 1>());
@@ -98,8 +88,8 @@ inline void multiply_floats(const Matrix& m, int first, int last, const Vectors&
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);
-                const auto multiply = v.tile == TALL ? multiply_tile<TALL, true> : multiply_tile<SHORT, true>;
-                multiply(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
+                if (v.tile == TALL) multiply_tile<TALL>(panel.data(), WIDE, depth, Tile<TALL, float>{x}, to, stride, width, !from, bias, vectors);
+                else multiply_tile<SHORT>(panel.data(), WIDE, depth, Tile<SHORT, float>{x}, to, stride, width, !from, bias, vectors);
             }
         }
     }

@@ -4,7 +4,7 @@
 // order that does not depend on the number of threads: a row is always summed by one thread.
 #pragma once
 #include <algorithm>
-#include "../vectors.h"
+#include "../tile.h"
 
 namespace glass {
 
@@ -35,20 +35,6 @@ inline floats in_register(floats v) {
 #endif
     return v;
 }
-
-// sum + a b, rounded once. Written explicitly, because GCC's tuning for some processors splits it into a multiplication and
-// an addition, and then a vector gets different bits in a batch than alone.
-inline floats multiply_add(floats sum, floats a, floats b) {
-#if defined(__AVX512F__)  // with the intrinsic, GCC moves sums between registers at every step
-    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-    return sum;
-#elif defined(__FMA__)
-    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
-#else
-    return sum + a * b;
-#endif
-}
-inline floats multiply_add(floats sum, floats a, float b) { return multiply_add(sum, a, b - floats{}); }
 
 // The first n < LANES floats of p, then `rest`.
 inline floats load_some(const float* p, int n, float rest) {

@@ -149,28 +149,25 @@ private:
             const int end = split ? ends[i] : i + 1;
             for (int h = first_head; h < last_head; h++) {
                 for (int j = i; j < end; j++) prepare_head(m, layer, layer.q, h, q_of(j) + h * m.d_head, entries[j].position, true);
-                attend_head(i, end, h, index, weights.data(), h + 1 < last_head ? h + 1 : first_head, h + 1 < last_head ? i : end);
+                attend_head(i, end, h, index, weights.data());
             }
             i = end;
         }
     }
 
-    // Head h of entries i..end. Next, this thread reads the keys of entry next_i for head next_h.
-    void attend_head(int i, int end, int h, int index, float* weights, int next_h, int next_i) {
+    void attend_head(int i, int end, int h, int index, float* weights) {  // head h of entries i..end
         const Layer& layer = m.layer[index];
-        const int sharing = m.heads / m.kv_heads;
         const Head head = head_of(h, layer.sinks);
-        const View view = view_of(i, h / sharing, index);
+        const View view = view_of(i, h / (m.heads / m.kv_heads), index);
         float* out = mixed + i * mixed_pitch + h * m.d_value;
         const auto seen = [&](int j, int& from, int& last) { visible(i + j, layer, from, last); };
         const auto biases = [&](int j) { return m.biases_of(h, entries[i + j].position); };
         if (m.d_value % WIDE == 0 && end - i >= 4)
             return attend_run(head, view, end - i, q_of(i) + h * m.d_head, qkv_pitch, seen, biases, out, mixed_pitch);
-        const float* next = split || next_i == count ? nullptr : view_of(next_i, next_h / sharing, index).keys;
         for (int j = 0; j < end - i; j++) {
             int from, last;
             seen(j, from, last);
-            attend_one(head, view, q_of(i + j) + h * m.d_head, from, last, biases(j), weights, out + j * mixed_pitch, next);
+            attend_one(head, view, q_of(i + j) + h * m.d_head, from, last, biases(j), weights, out + j * mixed_pitch);
         }
     }
 
@@ -186,7 +183,7 @@ private:
                 float* q = q_of(i) + h * m.d_head;
                 prepare_head(m, layer, layer.cross_q, h, q, 0, false);
                 attend_one(head_of(h, layer.cross_sinks), view, q, 0, cache.cross_lengths[sequence], nullptr, weights.data(),
-                           mixed + i * mixed_pitch + h * m.d_value, nullptr);
+                           mixed + i * mixed_pitch + h * m.d_value);
             }
     }
 

@@ -41,15 +41,11 @@ static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t
     memset(to + n * pitch, 0, (padded - n) * pitch * sizeof(float));
 }
 
-// (n,width) to (width,n), n a multiple of WIDE, with strides padded_stride(width) and padded_stride(n).
+// (n,width) to (width,n), both multiples of WIDE, with strides padded_stride(width) and padded_stride(n).
 static void transpose(const float* from, int64_t n, int64_t width, float* to) {
     const int64_t from_row = padded_stride(width), to_row = padded_stride(n);
     for (int64_t t = 0; t < n; t += WIDE)
-        for (int64_t d = 0; d < width; ++d) {
-            floats column;
-            for (int i = 0; i < WIDE; ++i) column[i] = from[(t + i) * from_row + d];
-            store(to + d * to_row + t, column);
-        }
+        for (int64_t d = 0; d < width; d += WIDE) transpose_square(from + t * from_row + d, from_row, to + d * to_row + t, to_row);
 }
 
 template <typename T>

@@ -1,10 +1,8 @@
 // Matmuls of matrices in a core's cache. A tile of the result is summed in registers, in float32: 12 x 32 numbers with
 // AVX-512 (16 floats per register), 6 x 16 with AVX (8 floats).
-//
-// Operands are floats, or pairs of bf16 along the summed dimension where the processor has instructions for them.
 #pragma once
 #include <memory>
-#include "../vectors.h"
+#include "../tile.h"
 
 using namespace glass;
 
@@ -13,9 +11,7 @@ constexpr int64_t PANEL = 2 * WIDE;                           // columns of a ti
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef uint16_t bf16;
-typedef uint32_t pair __attribute__((may_alias));  // two bf16, which one instruction multiplies and adds
 
-static inline uints load(const pair* from) { return *(const uints*)from; }
 static inline floats load(const bf16* from) { return (floats)(__builtin_convertvector(*(const halves*)from, ints) << 16); }
 static inline void store(bf16* to, floats x) {  // round to nearest even; NaN stays NaN
     ints bits = (ints)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -35,57 +31,21 @@ static inline float* scratch(int64_t n) {
 }
 
 template <typename T>
-struct Left {  // (i, d) at data[i * row + d * step]: a matrix or its transpose
-    const T* data;
-    int64_t row, step;
-};
-
-template <typename T>
 struct Right {  // (d, j) at data[d * row + j]; with columns in panels, at data[j / PANEL * panel + d * row + j % PANEL]
     const T* data;
     int64_t row, panel = PANEL;
 };
 
-static inline void multiply_add(floats& sum, float left, floats right) {
-#if defined(__FMA__) && !defined(__AVX512F__)  // for some of these processors GCC splits fused multiply-adds
-    sum = (floats)_mm256_fmadd_ps(_mm256_set1_ps(left), (__m256)right, (__m256)sum);
-#else
-    sum += left * right;
-#endif
-}
-#if defined(__AVX512BF16__)
-static inline void multiply_add(floats& sum, pair left, uints right) {  // with the intrinsic, GCC 12 spills the sums
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32((int)left)), "v"(right));
-}
-#endif
-
 template <int ROWS, int COLUMNS, typename T>
 static inline void tile(Left<T> a, const T* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, bool add) {
-    floats sum[ROWS][COLUMNS];
-#pragma GCC unroll 12
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 2
-        for (int j = 0; j < COLUMNS; ++j) sum[r][j] = floats{};
-    const T* row[ROWS];  // used where they are few enough to stay in registers
-    for (int r = 0; r < ROWS; ++r) row[r] = a.data + r * a.row;
-    for (int64_t d = 0; d < depth; ++d) {
-        decltype(load(b)) right[COLUMNS];
-#pragma GCC unroll 2
-        for (int j = 0; j < COLUMNS; ++j) right[j] = load(b + d * b_row + j * WIDE);
-        const T* left = a.data + d * a.step;
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; ++r) {
-            const T one = ROWS <= 6 ? row[r][d * a.step] : left[r * a.row];
-#pragma GCC unroll 2
-            for (int j = 0; j < COLUMNS; ++j) multiply_add(sum[r][j], one, right[j]);
-        }
-    }
+    floats sums[ROWS][COLUMNS];
+    sum_tile<ROWS, COLUMNS>(a, b, b_row, depth, sums);
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
         for (int j = 0; j < COLUMNS; ++j) {  // added up apart, then to what was there: fewer roundings on the way
             float* to = c + r * c_row + j * WIDE;
-            store(to, add ? load(to) + sum[r][j] : sum[r][j]);
+            store(to, add ? load(to) + sums[r][j] : sums[r][j]);
         }
 }
 

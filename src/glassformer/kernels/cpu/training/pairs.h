@@ -26,29 +26,15 @@ static void copy(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t
     memset(to + n * width, 0, (padded - n) * width * sizeof(bf16));
 }
 
-// (n,width) to (width/2,n) pairs of columns, n a multiple of 16. Transposes 16 x 16 blocks in registers: in each of four
-// rounds, registers i and i + apart exchange the lanes in which bit `apart` differs.
+// (n,width) to (width/2,n) pairs of columns; n and width are multiples of 16. Where width / 2 is not, the last block of 16 x 16
+// pairs reads 8 pairs of the next row too, or what follows the last row in the buffer, and they are not copied.
 static void transpose_pairs(const bf16* from, int64_t n, int64_t width, pair* to) {
-    const pair* rows = (const pair*)from;
+    const float* rows = (const float*)from;  // a pair is moved as the bits of a float
+    pair block[WIDE * WIDE];
     for (int64_t t = 0; t < n; t += WIDE)
         for (int64_t d = 0; d < width / 2; d += WIDE) {
-            __m512i v[WIDE];
-            const __mmask16 some = width / 2 - d < WIDE ? 0x00ff : 0xffff;
-            for (int i = 0; i < WIDE; ++i) v[i] = _mm512_maskz_loadu_epi32(some, rows + (t + i) * (width / 2) + d);
-#pragma GCC unroll 4
-            for (int apart = 8; apart; apart /= 2) {
-                ints low = lanes(), high = low;
-                low = (low & apart) != 0 ? low - apart + (int32_t)WIDE : low;
-                high = (high & apart) != 0 ? high + (int32_t)WIDE : high + apart;
-#pragma GCC unroll 16
-                for (int i = 0; i < WIDE; ++i)
-                    if (!(i & apart)) {
-                        const __m512i a = v[i], z = v[i + apart];
-                        v[i] = _mm512_permutex2var_epi32(a, (__m512i)low, z);
-                        v[i + apart] = _mm512_permutex2var_epi32(a, (__m512i)high, z);
-                    }
-            }
-            for (int i = 0; i < WIDE && d + i < width / 2; ++i) _mm512_storeu_si512(to + (d + i) * n + t, v[i]);
+            transpose_square(rows + t * (width / 2) + d, width / 2, (float*)block, WIDE);
+            for (int i = 0; i < WIDE && d + i < width / 2; ++i) memcpy(to + (d + i) * n + t, block + i * WIDE, WIDE * sizeof(pair));
         }
 }
 

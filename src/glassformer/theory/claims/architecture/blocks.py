@@ -12,7 +12,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, GREY, Figure
-from glassformer.model import DecoderLM, build
+from glassformer.model import build
 from glassformer.model.block import Block, PreNormBlock
 from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, Tap
 from glassformer.reference import random_params
@@ -22,7 +22,7 @@ from glassformer.reference.forward import block as oracle_block
 from glassformer.shapes import Float
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.rounding import max_difference
-from glassformer.theory.claims.small_models import decoder, small_config
+from glassformer.theory.claims.small_models import decoder, refusal, small_config
 
 BATCHES, LENGTHS, WIDTHS = (1, 3), range(1, 17), (8, 48)
 
@@ -195,18 +195,9 @@ def gpt_logits_shape(lab: Lab) -> Iterator[Finding]:
         "id -1": torch.full((1, 3), -1),
         "no token": torch.zeros(1, 0, dtype=torch.long),
     }
-    errors = {name: _error_of(model, tokens) for name, tokens in invalid.items()}
+    errors = {name: refusal(model, tokens) for name, tokens in invalid.items()}
     yield lab.exhaustive("invalid inputs", sum(not text for text in errors.values()), len(errors), errors=errors)
     yield _initial_loss(lab)
-
-
-@torch.no_grad()
-def _error_of(model: DecoderLM, tokens: Tensor) -> str:
-    try:
-        model(tokens)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 @torch.no_grad()

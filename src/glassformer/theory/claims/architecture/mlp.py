@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config import ConfigError
 from glassformer.finding import Finding
 from glassformer.lens import trace
 from glassformer.lens.figure import Figure
@@ -18,7 +17,7 @@ from glassformer.reference.arrays import Array, Params, select_prefix
 from glassformer.reference.ops import activate, layer_norm, linear
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.rounding import max_difference
-from glassformer.theory.claims.small_models import SEQUENCE, dependence, encoder, model_with, small_config
+from glassformer.theory.claims.small_models import SEQUENCE, dependence, encoder, model_with, refusal, small_config
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
 from glassformer.theory.claims.weights.rational import random_matrix
 
@@ -111,12 +110,7 @@ def _order(lab: Lab) -> Iterator[Finding]:
     flat, x = Flattened(N, 3, 20, rng), rng.standard_normal((N, 3))
     passing = sum(np.abs(flat(x[list(order)]) - flat(x)[list(order)]).max() < 1e-11 for order in ORDERS)
     yield lab.exact("MLP and order", int(passing) == 1, passing=int(passing))
-    try:
-        flat(np.zeros((N + 1, 3)))
-        fixed = False
-    except ValueError:
-        fixed = True
-    yield lab.exact("MLP and length", fixed)
+    yield lab.exact("MLP and length", bool(refusal(flat, np.zeros((N + 1, 3)))))
 
 
 def _sizes(lab: Lab) -> Iterator[Finding]:
@@ -129,12 +123,8 @@ def _sizes(lab: Lab) -> Iterator[Finding]:
     squares = [dense[n] == (n * width) ** 2 + n * width for n in LENGTHS]
     holds = runs and len(set(ours.values())) == 1 and all(squares)
     yield lab.exact("parameters by length", holds, transformer=ours, dense=dense)
-    try:
-        small_config(d_model=10, attention=c.Attention(4))
-        refusal = ""
-    except ConfigError as error:
-        refusal = str(error)
-    yield lab.exact("widths are not arbitrary", bool(refusal), error=refusal)
+    error = refusal(small_config, d_model=10, attention=c.Attention(4))
+    yield lab.exact("widths are not arbitrary", bool(error), error=error)
 
 
 def _nonlinear(lab: Lab) -> Iterator[Finding]:

@@ -150,11 +150,11 @@ def _document(lab: Lab) -> Iterator[Finding]:
     apart = sum(literal != printed for literal, printed in doc.STRUCK)
     yield lab.exhaustive("struck-out lines of Q K^T", struck, len(doc.STRUCK), printed_unlike_written=apart)
     slips = [
-        {"n": s.number, "where": s.where, "printed": dict(s.printed), "correct": dict(s.correct)} for s in doc.SLIPS
+        {"n": n, "where": s.where, "printed": dict(s.printed), "correct": dict(s.correct)}
+        for n, s in enumerate(doc.SLIPS, 1)
     ]
-    unshown = [s.number for s in doc.SLIPS if not s.shown()]
-    numbered = [s.number for s in doc.SLIPS] == list(range(1, 19))
-    yield lab.exhaustive("18 inconsistencies", len(unshown) + (not numbered), len(slips), slips=slips)
+    unshown = sum(not s.shown() for s in doc.SLIPS)
+    yield lab.exhaustive("18 inconsistencies", unshown + (len(slips) != 18), len(slips), slips=slips)
     yield _roundings(lab)
 
 

@@ -11,7 +11,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import Figure
 from glassformer.model import build
 from glassformer.sizing import count_by_part
-from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.claim import Lab, claim, figure, impossible, possible, solve
 from glassformer.theory.claims.weights.layer import Notes, layer, normal, run, shape
 
 TOKENS, WIDTH = 6, 4
@@ -21,10 +21,10 @@ FIRST, SECOND = 1, 4
 
 @claim("multihead-separation")
 def separation(lab: Lab) -> Iterator[Finding]:
-    yield solve(lab, "one head cannot", lambda z3: _impossible(z3, 0.0, lab.broken))
+    yield solve(lab, "one head cannot", lambda z3: _one_head_fails(z3, 0.0, lab.broken))
     yield _by_signs(lab)
-    yield solve(lab, "one head misses by 1", lambda z3: _impossible(z3, 1.0, lab.broken))
-    yield solve(lab, "two heads can", _possible)
+    yield solve(lab, "one head misses by 1", lambda z3: _one_head_fails(z3, 1.0, lab.broken))
+    yield solve(lab, "two heads can", _two_heads_do)
     yield solve(lab, "bound of one head", _bound)
     for gap in (5.0, 10.0, 30.0):
         x = normal(lab.torch_rng(int(gap)), TOKENS, WIDTH)
@@ -35,17 +35,15 @@ def separation(lab: Lab) -> Iterator[Finding]:
     yield _same_cost(lab)
 
 
-def _impossible(z3: Any, error: float, any_sign: bool) -> bool:
+def _one_head_fails(z3: Any, error: float, any_sign: bool) -> bool:
     """No weights alpha, beta and value map w come within `error` (0: reach) of x_a - x_b on both inputs."""
     alpha, beta, w = z3.Reals("alpha beta w")
-    solver = z3.Solver()
-    if not any_sign:
-        solver.add(alpha >= 0, alpha <= 1, beta >= 0, beta <= 1)
+    weights = [] if any_sign else [alpha >= 0, alpha <= 1, beta >= 0, beta <= 1]
     if error:
         near = [alpha * w - 1 < error, alpha * w - 1 > -error, beta * w + 1 < error, beta * w + 1 > -error]
     else:
         near = [alpha * w == 1, beta * w == -1]
-    return bool(solver.check(*near) == z3.unsat)
+    return impossible(z3, *weights, *near)
 
 
 def _by_signs(lab: Lab) -> Finding:
@@ -56,20 +54,18 @@ def _by_signs(lab: Lab) -> Finding:
     return lab.exact("one head cannot, by signs", never_negative)
 
 
-def _possible(z3: Any) -> bool:
+def _two_heads_do(z3: Any) -> bool:
     a, b, first, second = z3.Reals("a b first second")
     exact = z3.ForAll([a, b], first * a + second * b == a - b)
-    solver = z3.Solver()
-    return bool(solver.check(exact, first == 1, second == -1) == z3.sat)
+    return possible(z3, exact, first == 1, second == -1)
 
 
 def _bound(z3: Any) -> bool:
     """|y - x_a| = s |others - x_a| / (1 + s) <= 2 s, for |x| <= 1; `others` is the mean of the other tokens."""
     s, others, own = z3.Reals("s others own")
-    solver = z3.Solver()
-    solver.add(s > 0, others >= -1, others <= 1, own >= -1, own <= 1)
+    within = [s > 0, others >= -1, others <= 1, own >= -1, own <= 1]
     miss = s * (others - own)
-    return bool(solver.check(z3.Or(miss > 2 * s * (1 + s), -miss > 2 * s * (1 + s))) == z3.unsat)
+    return impossible(z3, *within, z3.Or(miss > 2 * s * (1 + s), -miss > 2 * s * (1 + s)))
 
 
 def difference(x: torch.Tensor, gap: float, one_head: bool = False) -> Notes:

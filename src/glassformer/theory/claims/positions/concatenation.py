@@ -15,7 +15,7 @@ from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import Model, build
 from glassformer.model.positions import sinusoids
-from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.claim import Lab, claim, figure, impossible, solve
 from glassformer.theory.claims.rounding import gamma
 from glassformer.theory.claims.small_models import one_layer
 
@@ -98,20 +98,14 @@ def concat_vs_add(lab: Lab) -> Iterator[Finding]:
     w, shift = sp.symbols("w shift")
     found = sp.solve([w * shift - 1, w * (1 + shift) - (2 if lab.broken else 1)], [w, shift])
     yield lab.exact("[0 | 1], by elimination", not found, solutions=str(found))
-    yield solve(lab, "[0 | 1] is no addition", lambda z3: _unsat(z3, *_ignores_x(z3, 1 if lab.broken else 0)))
+    yield solve(lab, "[0 | 1] is no addition", lambda z3: impossible(z3, *_ignores_x(z3, 1 if lab.broken else 0)))
     yield solve(
-        lab, "[1 | -1] is no addition of a fixed e", lambda z3: _unsat(z3, *_fixed(z3, 1 if lab.broken else -1))
+        lab, "[1 | -1] is no addition of a fixed e", lambda z3: impossible(z3, *_fixed(z3, 1 if lab.broken else -1))
     )
     yield _absorbed(lab)
     yield _invertible(lab)
     yield _column_spaces(lab)
     yield from _engine(lab)
-
-
-def _unsat(z3: Any, *constraints: Any) -> bool:
-    solver = z3.Solver()
-    solver.add(*constraints)
-    return bool(solver.check() == z3.unsat)
 
 
 def _ignores_x(z3: Any, weight: int) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import Model, build
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.small_models import refusal
 from glassformer.training import Run, train_step
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.tasks import Copy, Markov, Stream, TaskData
@@ -142,12 +143,8 @@ def _table_ends(lab: Lab) -> Finding:
     model = build(model_config("learned", 24, max_len=SHORT))
     tokens = torch.zeros(1, SHORT + 1, dtype=torch.long)
     model(tokens[:, :SHORT])
-    try:
-        model(tokens)
-        refusal = ""
-    except ValueError as error:
-        refusal = str(error)
-    return lab.exact("(a) a learned table ends", "position 32 is outside" in refusal, error=refusal)
+    error = refusal(model, tokens)
+    return lab.exact("(a) a learned table ends", "position 32 is outside" in error, error=error)
 
 
 def _bands(lab: Lab, task: str, loss: dict[str, dict[int, float]]) -> Iterator[Finding]:

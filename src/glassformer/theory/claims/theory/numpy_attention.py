@@ -16,7 +16,7 @@ from glassformer.reference.attention import attention as oracle_attention
 from glassformer.reference.ops import softmax
 from glassformer.theory.claims.claim import Lab, claim
 from glassformer.theory.claims.rounding import UNIT, max_difference
-from glassformer.theory.claims.small_models import one_layer
+from glassformer.theory.claims.small_models import one_layer, refusal
 
 Array = NDArray[np.float64]
 Attend = Callable[[Array, Array, Array], Array]
@@ -176,9 +176,5 @@ def _mask_hides(lab: Lab) -> Finding:
         scaled_dot_product_attention(q, k, v, mask), scaled_dot_product_attention(q, keys, values, mask)
     )
     mask[0] = False
-    try:
-        scaled_dot_product_attention(q, k, v, mask)
-        refused = False
-    except ValueError:
-        refused = True
+    refused = bool(refusal(scaled_dot_product_attention, q, k, v, mask))
     return lab.exact("a mask hides keys", hidden and refused, same_output=hidden, empty_row_refused=refused)

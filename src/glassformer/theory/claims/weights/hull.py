@@ -10,7 +10,7 @@ import torch
 
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
-from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.claim import Lab, claim, figure, impossible, solve
 from glassformer.theory.claims.rounding import UNIT
 from glassformer.theory.claims.weights.layer import Notes, normal, random_layer, run
 from glassformer.theory.claims.weights.rational import Matrix, corners, in_hull, kernel, random_matrix, weights
@@ -56,11 +56,8 @@ def _outside_box(y: Matrix, v: Matrix) -> int:
 
 def _two_points(z3: Any, any_sign: bool) -> bool:
     share, point, mean, bound = z3.Reals("share point mean bound")
-    solver = z3.Solver()
-    solver.add(point <= bound, mean <= bound)
-    if not any_sign:
-        solver.add(share >= 0, share <= 1)
-    return bool(solver.check(share * point + (1 - share) * mean > bound) == z3.unsat)
+    shares = [] if any_sign else [share >= 0, share <= 1]
+    return impossible(z3, point <= bound, mean <= bound, *shares, share * point + (1 - share) * mean > bound)
 
 
 def _on_the_engine(lab: Lab) -> Iterator[Finding]:
