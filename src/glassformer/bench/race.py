@@ -1,7 +1,8 @@
 """Run contenders in turns: all are loaded and stopped first, then measured in rounds, in rotating order."""
 
+import contextlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from glassformer.bench.peers.base import Order
@@ -26,31 +27,33 @@ def race(orders: Sequence[tuple[Order, Row]], rounds: int, say: Say) -> None:
         running: dict[str, Worker] = {}
         for order, row in orders:
             say(f"loading {row.name} {row.precision}")
-            try:
+            with recording_death(row, say):
                 workers.append(Worker(order))
                 ready = workers[-1].load()
-            except Died as death:
-                row.died = str(death)
-                say(f"{row.name} died: {death}")
-                continue
-            workers[-1].signal(signal.SIGSTOP)
-            row.load, row.version, row.ids = ready["seconds"], ready["version"], ready.get("ids") or []
-            running[row.name] = workers[-1]
+                workers[-1].signal(signal.SIGSTOP)
+                row.load, row.version, row.ids = ready["seconds"], ready["version"], ready.get("ids") or []
+                running[row.name] = workers[-1]
         rows = [row for _, row in orders]
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
             for row in rotated(rows, number):
                 if row.name in running and not row.died:
-                    _turn(running[row.name], row, number, say)
+                    with recording_death(row, say):
+                        _turn(running[row.name], row, number)
 
 
-def _turn(worker: Worker, row: Row, number: int, say: Say) -> None:
+@contextlib.contextmanager
+def recording_death(row: Row, say: Say) -> Iterator[None]:
+    """If the contender of a row dies here, record and report its last line of output."""
     try:
-        answer = worker.turn(number)
+        yield
     except Died as death:
         row.died = str(death)
         say(f"{row.name} died: {death}")
-        return
+
+
+def _turn(worker: Worker, row: Row, number: int) -> None:
+    answer = worker.turn(number)
     row.rounds.append(answer["units"] / answer["seconds"])
     if "first" in answer:
         row.first.append(answer["first"])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from glassformer.bench.peers.base import Order
 from glassformer.bench.processes import Died, Worker, ending_workers, environment
-from glassformer.bench.race import Say, rotated
+from glassformer.bench.race import Say, recording_death, rotated
 from glassformer.bench.result import Row
 
 # name -> arguments of the interpreter: not contenders, but parts of their start-up time
@@ -51,14 +51,10 @@ def measure(orders: Sequence[tuple[Order, Row]], plain: Sequence[Row], model: Pa
         for row in rotated(rows, max(number, 0)):
             if row.died:
                 continue
-            try:
+            with recording_death(row, say):
                 seconds = _contender(by_name[row.name], row) if row.name in by_name else _plain(row.name, model)
-            except Died as death:
-                row.died = str(death)
-                say(f"{row.name} died: {death}")
-                continue
-            if number >= 0:
-                row.rounds.append(seconds)
+                if number >= 0:
+                    row.rounds.append(seconds)
 
 
 def measure_training(
@@ -81,13 +77,9 @@ def measure_training(
 
 
 def _record(row: Row, seconds: Callable[[], float], say: Say) -> None:
-    if row.died:
-        return
-    try:
-        row.rounds.append(seconds())
-    except Died as death:
-        row.died = str(death)
-        say(f"{row.name} died: {death}")
+    if not row.died:
+        with recording_death(row, say):
+            row.rounds.append(seconds())
 
 
 def _contender(order: Order, row: Row, caches: Path | None = None) -> float:

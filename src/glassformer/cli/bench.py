@@ -9,127 +9,60 @@ import tyro
 
 from glassformer.cli.common import Force, InputError, check_writable, option, refuse_unused
 
+Task = Literal["decode", "prefill", "encode", "train", "startup", "growth"]
 OF_A_RACE = {
     **{"against": (), "precision": (), "batch": 0, "prompt": 0, "new": 0, "threads": 0, "model": ""},
     **{"layers": 0, "cpu_time": False, "device": "cpu", "training": False},
 }
 """Defaults of the options that `growth` does not use: it compares with no other library."""
-
-
-Task = Annotated[
-    tyro.conf.Positional[Literal["decode", "prefill", "encode", "train", "startup", "growth"]],
-    tyro.conf.arg(
-        help="What is measured: tokens per second while decoding, or while reading a prompt; texts per second "
-        "of an encoder; training steps or tokens per second; seconds from the start to the first token or to the "
-        "tenth training step; or how our own cost grows with length."
-    ),
-]
-Against = Annotated[
-    tuple[str, ...],
-    option(
-        "Library to compare with: transformers, transformers-compiled, ctranslate2, onnxruntime, llama.cpp, nanogpt or "
-        "gpt-fast. Repeat the option for more than one. Default: all that are installed."
-    ),
-]
-Precision = Annotated[
-    tuple[str, ...],
-    option(
-        "Precisions to measure: float32, bfloat16, int8, int4; on a GPU float32, bfloat16, int8, float8. Default: all "
-        "that the task supports; on a GPU bfloat16."
-    ),
-]
-Batch = Annotated[
-    int,
-    option(
-        "Number of sequences that are computed together. Default: 1; for encode 32 texts of unequal length, for "
-        "training with --model 4."
-    ),
-]
-Prompt = Annotated[
-    int,
-    option(
-        "Length of each prompt in tokens; for encode, of the longest text; for training, of each sequence. Default: "
-        "32; prefill 512, encode 128, training 512 or what the model has."
-    ),
-]
-New = Annotated[
-    int,
-    option("New tokens per round; for train, training steps per round. Default: 128 tokens, 10 steps."),
-]
-Rounds = Annotated[
-    int,
-    tyro.conf.arg(
-        help="Number of rounds. Fewer than 3 cannot show whether other work disturbed them, and judge no target."
-    ),
-]
-Threads = Annotated[
-    int,
-    option("Number of threads of each library. Default: one for each core."),
-]
-Nanogpt = Annotated[
-    Path | None,
-    option("Folder of a git checkout of nanoGPT. Default: nanoGPT is left out.", "DIR"),
-]
-GptFast = Annotated[
-    Path | None,
-    option("Folder of a git checkout of gpt-fast. Default: gpt-fast is left out.", "DIR"),
-]
-Model = Annotated[
-    str,
-    option(
-        "Model to run: a preset, which gets seeded random weights, or a model folder. Default: gpt2; for train, "
-        "nanoGPT's two settings for a CPU."
-    ),
-]
-Device = Annotated[
-    Literal["cpu", "cuda"],
-    tyro.conf.arg(help="Device of every library. Those that are measured on a CPU only are left out on a GPU."),
-]
-Training = Annotated[
-    bool,
-    tyro.conf.arg(
-        help="With startup: measure the seconds to the tenth training step, with an empty and with a filled cache of "
-        "compiled code, instead of the seconds to the first token."
-    ),
-]
-Layers = Annotated[
-    int,
-    option("Number of layers in place of the preset's, such as 8 of 16. Default: as the preset."),
-]
-CpuTime = Annotated[
-    bool,
-    tyro.conf.arg(
-        help="Measure processor seconds of one thread instead of seconds, for a machine on which other programs run."
-    ),
-]
-JsonFile = Annotated[
-    Path | None,
-    option("Write everything that was measured to this JSON file. Default: no file.", "FILE"),
-]
-Keep = Annotated[
-    Path | None,
-    option("Folder in which the model and its conversions are kept. Default: the user's cache folder.", "DIR"),
-]
+HELP = {
+    "task": "What is measured: tokens per second while decoding, or while reading a prompt; texts per second of an "
+    "encoder; training steps or tokens per second; seconds from the start to the first token or to the tenth training "
+    "step; or how our own cost grows with length.",
+    "against": "Library to compare with: transformers, transformers-compiled, ctranslate2, onnxruntime, llama.cpp, "
+    "nanogpt or gpt-fast. Repeat the option for more than one. Default: all that are installed.",
+    "precision": "Precisions to measure: float32, bfloat16, int8, int4; on a GPU float32, bfloat16, int8, float8. "
+    "Default: all that the task supports; on a GPU bfloat16.",
+    "batch": "Number of sequences that are computed together. Default: 1; for encode 32 texts of unequal length, for "
+    "training with --model 4.",
+    "prompt": "Length of each prompt in tokens; for encode, of the longest text; for training, of each sequence. "
+    "Default: 32; prefill 512, encode 128, training 512 or what the model has.",
+    "new": "New tokens per round; for train, training steps per round. Default: 128 tokens, 10 steps.",
+    "rounds": "Number of rounds. Fewer than 3 cannot show whether other work disturbed them, and judge no target.",
+    "threads": "Number of threads of each library. Default: one for each core.",
+    "nanogpt": "Folder of a git checkout of nanoGPT. Default: nanoGPT is left out.",
+    "gpt_fast": "Folder of a git checkout of gpt-fast. Default: gpt-fast is left out.",
+    "model": "Model to run: a preset, which gets seeded random weights, or a model folder. Default: gpt2; for train, "
+    "nanoGPT's two settings for a CPU.",
+    "device": "Device of every library. Those that are measured on a CPU only are left out on a GPU.",
+    "training": "With startup: measure the seconds to the tenth training step, with an empty and with a filled cache "
+    "of compiled code, instead of the seconds to the first token.",
+    "layers": "Number of layers in place of the preset's, such as 8 of 16. Default: as the preset.",
+    "cpu_time": "Measure processor seconds of one thread instead of seconds, for a machine on which other programs "
+    "run.",
+    "json": "Write everything that was measured to this JSON file. Default: no file.",
+    "keep": "Folder in which the model and its conversions are kept. Default: the user's cache folder.",
+}
 
 
 def bench(
-    task: Task,
-    against: Against = (),
-    precision: Precision = (),
-    batch: Batch = 0,
-    prompt: Prompt = 0,
-    new: New = 0,
-    rounds: Rounds = 5,
-    threads: Threads = 0,
-    nanogpt: Nanogpt = None,
-    gpt_fast: GptFast = None,
-    model: Model = "",
-    device: Device = "cpu",
-    training: Training = False,
-    layers: Layers = 0,
-    cpu_time: CpuTime = False,
-    json: JsonFile = None,
-    keep: Keep = None,
+    task: Annotated[tyro.conf.Positional[Task], option(HELP["task"])],
+    against: Annotated[tuple[str, ...], option(HELP["against"])] = (),
+    precision: Annotated[tuple[str, ...], option(HELP["precision"])] = (),
+    batch: Annotated[int, option(HELP["batch"])] = 0,
+    prompt: Annotated[int, option(HELP["prompt"])] = 0,
+    new: Annotated[int, option(HELP["new"])] = 0,
+    rounds: Annotated[int, option(HELP["rounds"])] = 5,
+    threads: Annotated[int, option(HELP["threads"])] = 0,
+    nanogpt: Annotated[Path | None, option(HELP["nanogpt"], "DIR")] = None,
+    gpt_fast: Annotated[Path | None, option(HELP["gpt_fast"], "DIR")] = None,
+    model: Annotated[str, option(HELP["model"])] = "",
+    device: Annotated[Literal["cpu", "cuda"], option(HELP["device"])] = "cpu",
+    training: Annotated[bool, option(HELP["training"])] = False,
+    layers: Annotated[int, option(HELP["layers"])] = 0,
+    cpu_time: Annotated[bool, option(HELP["cpu_time"])] = False,
+    json: Annotated[Path | None, option(HELP["json"], "FILE")] = None,
+    keep: Annotated[Path | None, option(HELP["keep"], "DIR")] = None,
     force: Force = False,
 ) -> int:
     """Compare our speed with every installed library: one process each, taking turns, greedy tokens compared.

@@ -24,11 +24,11 @@ Force = Annotated[bool, tyro.conf.arg(help="Replace an output file that already 
 
 
 def option(help: str, metavar: str | None = None, aliases: list[str] | None = None, name: str | None = None) -> Any:
-    """Return the help of an option. A sentence "Default: …" or "Required …" in it replaces the default of the parser.
+    """Return the help of an option. The words "default:" or "require" in it replace the default of the parser.
 
     `name` is for an option whose name Python does not allow for a parameter.
     """
-    hint = "" if "Default:" in help or "Required" in help else None
+    hint = "" if "default:" in help.lower() or "require" in help.lower() else None
     return tyro.conf.arg(help=help, metavar=metavar, aliases=aliases, help_behavior_hint=hint, name=name)
 
 

@@ -12,33 +12,27 @@ if TYPE_CHECKING:
     from glassformer.model import Model
 
 
+HELP = {
+    "source": "A model folder, a GGUF file, a nanoGPT checkpoint (.pt) or a Hugging Face hub name.",
+    "target": "The folder to write; for gguf, the file.",
+    "to": "Format: a Hugging Face folder, this package's own folder, a GGUF file for llama.cpp, a folder for "
+    "onnxruntime, or the adapter alone as a peft folder.",
+    "dtype": "Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.",
+    "quant": "Quantisation of a GGUF file; auto keeps the dtype of the weights.",
+    "force": "Replace DST if it holds a model or a checkpoint.",
+}
+Format = Literal["hf", "glass", "gguf", "onnx", "peft"]
+Quant = Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+
 def convert(
-    source: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(
-            metavar="SRC", help="A model folder, a GGUF file, a nanoGPT checkpoint (.pt) or a Hugging Face hub name."
-        ),
-    ],
-    target: Annotated[
-        tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST", help="The folder to write; for gguf, the file.")
-    ],
-    to: Annotated[
-        Literal["hf", "glass", "gguf", "onnx", "peft"],
-        tyro.conf.arg(
-            help="Format: a Hugging Face folder, this package's own folder, a GGUF file for llama.cpp, a folder for "
-            "onnxruntime, or the adapter alone as a peft folder."
-        ),
-    ] = "hf",
+    source: Annotated[tyro.conf.Positional[str], option(HELP["source"], "SRC")],
+    target: Annotated[tyro.conf.Positional[Path], option(HELP["target"], "DST")],
+    to: Annotated[Format, option(HELP["to"])] = "hf",
     adapter: Adapter = None,
-    dtype: Annotated[
-        str | None,
-        option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.", "DTYPE"),
-    ] = None,
-    quant: Annotated[
-        Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
-        tyro.conf.arg(help="Quantisation of a GGUF file; auto keeps the dtype of the weights."),
-    ] = "auto",
-    force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
+    dtype: Annotated[str | None, option(HELP["dtype"], "DTYPE")] = None,
+    quant: Annotated[Quant, option(HELP["quant"])] = "auto",
+    force: Annotated[bool, option(HELP["force"])] = False,
     json: Json = False,
 ) -> int:
     """Write a model in another format, read it back, compare it with the source, and only then rename it to DST.

@@ -45,8 +45,7 @@ HELP = {
     "quick": "Make a part of the probes, once each, on short inputs: causality, cache, padding, attention, loss.",
     "deep": "Also train the model briefly: overfit one batch, and learn a source of known entropy.",
     "seconds": "Time limit of the whole examination, in seconds.",
-    "format": "Format of the report on standard output: sarif and junit for other tools, markdown for a bug tracker, "
-    "with scripts that show the defects with torch and the model's own package alone.",
+    "format": "Format of what is printed. markdown: with scripts that show each defect.",
     "junit": "Write the findings as JUnit XML to this file. Default: do not.",
     "html": "Write the report with figures as HTML to this file. Default: do not.",
 }
@@ -65,9 +64,7 @@ def doctor(
     seconds: Annotated[float, option(HELP["seconds"])] = SECONDS,
     junit: Annotated[Path | None, option(HELP["junit"], "FILE")] = None,
     html: Annotated[Path | None, option(HELP["html"], "FILE")] = None,
-    format: Annotated[
-        Format, tyro.conf.arg(help="Format of what is printed. markdown: with scripts that show each defect.")
-    ] = "text",
+    format: Annotated[Format, option(HELP["format"])] = "text",
     force: Force = False,
     json: Json = False,
 ) -> int:

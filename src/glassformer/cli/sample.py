@@ -40,76 +40,49 @@ if TYPE_CHECKING:
 STORED = ("float32", "bfloat16", "float16")
 """Precisions that are dtypes: the model is loaded in them."""
 
-Prompt = Annotated[
-    tyro.conf.Positional[str | None],
-    option("Text to continue; with --ids, token ids such as '15 27 3'. Default: the text of --prompt-file.", "PROMPT"),
-]
-PromptFile = Annotated[
-    str | None,
-    option(
-        "Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed. "
-        "Default: PROMPT.",
-        metavar="FILE",
-    ),
-]
-MaxNewTokens = Annotated[
-    int | None, option("Largest number of tokens to generate. Default: 64, or what the context still holds.", "INT")
-]
-NumSamples = Annotated[int, option("Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")]
-Beams = Annotated[int, option("Number of beams. 1 samples; more search for the most likely text and do not sample.")]
-LengthPenalty = Annotated[
-    float, option("Beam search divides a log-probability by length to this power: above 0 favours long text.")
-]
-Stop = Annotated[tuple[str, ...], option("Texts that end the output; they are not printed. Default: none.")]
-Ids = Annotated[bool, option("Read and print token ids instead of text.")]
-Cache = Annotated[bool, option("Keep keys and values of earlier tokens. Without, every step recomputes all tokens.")]
-DraftSource = Annotated[
-    str | None,
-    option(
-        "Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from the text "
-        "so far. Default: none.",
-        metavar="DIR|lookup",
-    ),
-]
-DraftTokens = Annotated[int, option("Number of tokens that the draft proposes at a time.")]
-Engine = Annotated[
-    choices.Engine,
-    option(
-        "Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they support the "
-        "model and there is a compiler, and torch otherwise."
-    ),
-]
-Precision = Annotated[
-    choices.Precision,
-    option(
-        "Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a GPU. int8 "
-        "and int4 need the compiled kernels."
-    ),
-]
+HELP = {
+    "prompt": "Text to continue; with --ids, token ids such as '15 27 3'. Default: the text of --prompt-file.",
+    "prompt_file": "Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed. "
+    "Default: PROMPT.",
+    "max_new_tokens": "Largest number of tokens to generate. Default: 64, or what the context still holds.",
+    "num_samples": "Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.",
+    "beams": "Number of beams. 1 samples; more search for the most likely text and do not sample.",
+    "length_penalty": "Beam search divides a log-probability by length to this power: above 0 favours long text.",
+    "stop": "Texts that end the output; they are not printed. Default: none.",
+    "ids": "Read and print token ids instead of text.",
+    "cache": "Keep keys and values of earlier tokens. Without, every step recomputes all tokens.",
+    "draft": "Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from the "
+    "text so far. Default: none.",
+    "draft_tokens": "Number of tokens that the draft proposes at a time.",
+    "engine": "Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
+    "support the model and there is a compiler, and torch otherwise.",
+    "precision": "Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
+    "GPU. int8 and int4 need the compiled kernels.",
+}
 
 
 def sample(
-    prompt: Prompt = None,
-    prompt_file: PromptFile = None,
+    prompt: Annotated[tyro.conf.Positional[str | None], option(HELP["prompt"], "PROMPT")] = None,
+    prompt_file: Annotated[str | None, option(HELP["prompt_file"], "FILE")] = None,
     model: ModelSource = None,
     adapter: Adapter = None,
-    max_new_tokens: MaxNewTokens = None,
-    num_samples: NumSamples = 1,
+    max_new_tokens: Annotated[int | None, option(HELP["max_new_tokens"], "INT")] = None,
+    num_samples: Annotated[int, option(HELP["num_samples"])] = 1,
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
     top_p: TopP = 0.95,
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
-    beams: Beams = 1,
-    length_penalty: LengthPenalty = 1.0,
+    beams: Annotated[int, option(HELP["beams"])] = 1,
+    length_penalty: Annotated[float, option(HELP["length_penalty"])] = 1.0,
     seed: Seed = 0,
-    stop: Stop = (),
-    ids: Ids = False,
-    cache: Cache = True,
-    draft: DraftSource = None,
-    draft_tokens: DraftTokens = 4,
-    engine: Engine = "auto",
-    precision: Precision = "auto",
+    stop: Annotated[tuple[str, ...], option(HELP["stop"])] = (),
+    ids: Annotated[bool, option(HELP["ids"])] = False,
+    cache: Annotated[bool, option(HELP["cache"])] = True,
+    draft: Annotated[str | None, option(HELP["draft"], "DIR|lookup")] = None,
+    draft_tokens: Annotated[int, option(HELP["draft_tokens"])] = 4,
+    engine: Annotated[choices.Engine, option(HELP["engine"])] = "auto",
+    precision: Annotated[choices.Precision, option(HELP["precision"])] = "auto",
     device: Device = "auto",
     threads: Threads = None,
     json: Json = False,
@@ -204,11 +177,6 @@ def _check_samples(count: int, seed: int, beams: int, temperature: float) -> Non
         raise InputError(f"--num-samples {count} with {how} would give the same text {count} times: leave one out.")
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        set_threads(threads)
-
-
 def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> "Sampling":
     """A beam search leaves the sampling defaults unused; greedy and beams share the penalty."""
     from glassformer.generation import Sampling
@@ -223,7 +191,8 @@ def _load(
     """Return the model, and its tokenizer unless the prompt is given as ids."""
     from glassformer.weights import load_tokenizer
 
-    _set_threads(threads)
+    if threads is not None:
+        set_threads(threads)
     loaded = load_to_sample(source, precision, device, adapter)
     return loaded, None if ids else load_tokenizer(source)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, refuse_unused, terminal_width
+from glassformer.cli.common import InputError, Json, option, refuse_unused, terminal_width
 from glassformer.config.choices import Dtype
 from glassformer.config.optimizer import SizedOptimizer as Optimizer
 
@@ -20,108 +20,49 @@ SIZES = {
 }
 """What `glass size` is asked for -> the options that it uses."""
 DEFAULTS = {"set": (), "eps": 0.1, "gpus": 8, "gpu": "h200"}
-
-
-def _arg(help: str, metavar: str | None = None) -> Any:
-    """An option whose default is computed: the help text states it, so that `None` need not be shown."""
-    return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint="")
-
-
-Subject = Annotated[
-    tyro.conf.Positional[str | None],
-    _arg(
-        "What to size: a preset, a model folder, a bundled model such as bard, a hub name, a run file or a model "
-        "config (both TOML); or `chinchilla`, `jl` or `plan`. Required without --list.",
-        "SUBJECT",
-    ),
-]
-Batch = Annotated[
-    int | None, _arg("Sequences in a batch. Default: 1, or the batch of the run file. For plan: per GPU, 8.", "INT")
-]
-Context = Annotated[
-    int | None,
-    _arg("Tokens in a sequence. Default: that of the run file, or the model's max_len, or 512 if it has none.", "INT"),
-]
-Source = Annotated[
-    int | None, _arg("Tokens of the encoder's input, for an encoder-decoder only. Default: the context.", "INT")
-]
-DtypeOption = Annotated[
-    Dtype | None,
-    _arg(
-        "Dtype of weights, activations and gradients; int8 and int4 apply to weights only. Default: float32, or what "
-        "the run file trains in.",
-        "|".join(get_args(Dtype)),
-    ),
-]
-OptimizerOption = Annotated[
-    Optimizer | None,
-    _arg(
-        "Optimizer whose state is counted. Default: adamw, or the optimizer of the run file.",
-        "|".join(get_args(Optimizer)),
-    ),
-]
-Set = Annotated[
-    tuple[str, ...],
-    _arg(
-        "For a run file: changes as in `glass train`, such as machine.precision=bfloat16. Default: no changes.",
-        "SECTION.FIELD=VALUE",
-    ),
-]
-Flops = Annotated[
-    float | None,
-    _arg(
-        "For chinchilla: the training compute C, in floating-point operations. Default: derived from --params or "
-        "--tokens.",
-        "FLOAT",
-    ),
-]
-Params = Annotated[
-    float | None, _arg("For chinchilla: the number of parameters N, instead of C. Default: derived from C.", "FLOAT")
-]
-Tokens = Annotated[
-    float | None,
-    _arg(
-        "For chinchilla: the number of training tokens D, instead of C. For plan: the training tokens; default: 20 for "
-        "each active parameter.",
-        "FLOAT",
-    ),
-]
-Points = Annotated[
-    float | None, _arg("For jl, which requires it: the number of points whose distances are preserved.", "FLOAT")
-]
-Eps = Annotated[float, tyro.conf.arg(help="For jl: the largest relative change of a distance, between 0 and 1.")]
-Model = Annotated[
-    str | None,
-    _arg("For plan: a model, given like SUBJECT. Default: four presets on 1 to 1,024 GPUs.", "MODEL"),
-]
-Gpus = Annotated[int, tyro.conf.arg(help="For plan with --model: the number of GPUs.")]
-Gpu = Annotated[
-    str, tyro.conf.arg(help="For plan: a GPU by name (`--list` prints them), or a TOML file with the rates of one.")
-]
-Price = Annotated[
-    float | None, _arg("For plan: US dollars for one GPU and hour. Default: that of the TOML file, or no cost.", "USD")
-]
-List = Annotated[bool, tyro.conf.arg(help="Print all presets and all GPUs with their figures, and nothing else.")]
+HELP = {
+    "subject": "What to size: a preset, a model folder, a bundled model such as bard, a hub name, a run file or a "
+    "model config (both TOML); or `chinchilla`, `jl` or `plan`. Required without --list.",
+    "batch": "Sequences in a batch. Default: 1, or the batch of the run file. For plan: per GPU, 8.",
+    "context": "Tokens in a sequence. Default: that of the run file, or the model's max_len, or 512 if it has none.",
+    "source": "Tokens of the encoder's input, for an encoder-decoder only. Default: the context.",
+    "dtype": "Dtype of weights, activations and gradients; int8 and int4 apply to weights only. Default: float32, or "
+    "what the run file trains in.",
+    "optimizer": "Optimizer whose state is counted. Default: adamw, or the optimizer of the run file.",
+    "set": "For a run file: changes as in `glass train`, such as machine.precision=bfloat16. Default: no changes.",
+    "flops": "For chinchilla: the training compute C, in floating-point operations. Default: derived from --params or "
+    "--tokens.",
+    "params": "For chinchilla: the number of parameters N, instead of C. Default: derived from C.",
+    "tokens": "For chinchilla: the number of training tokens D, instead of C. For plan: the training tokens; default: "
+    "20 for each active parameter.",
+    "points": "For jl, which requires it: the number of points whose distances are preserved.",
+    "eps": "For jl: the largest relative change of a distance, between 0 and 1.",
+    "model": "For plan: a model, given like SUBJECT. Default: four presets on 1 to 1,024 GPUs.",
+    "gpus": "For plan with --model: the number of GPUs.",
+    "gpu": "For plan: a GPU by name (`--list` prints them), or a TOML file with the rates of one.",
+    "price": "For plan: US dollars for one GPU and hour. Default: that of the TOML file, or no cost.",
+    "list": "Print all presets and all GPUs with their figures, and nothing else.",
+}
 
 
 def size(
-    subject: Subject = None,
-    batch: Batch = None,
-    context: Context = None,
-    source: Source = None,
-    dtype: DtypeOption = None,
-    optimizer: OptimizerOption = None,
-    set: Set = (),
-    flops: Flops = None,
-    params: Params = None,
-    tokens: Tokens = None,
-    points: Points = None,
-    eps: Eps = 0.1,
-    model: Model = None,
-    gpus: Gpus = 8,
-    gpu: Gpu = "h200",
-    price: Price = None,
-    list: List = False,
+    subject: Annotated[tyro.conf.Positional[str | None], option(HELP["subject"], "SUBJECT")] = None,
+    batch: Annotated[int | None, option(HELP["batch"], "INT")] = None,
+    context: Annotated[int | None, option(HELP["context"], "INT")] = None,
+    source: Annotated[int | None, option(HELP["source"], "INT")] = None,
+    dtype: Annotated[Dtype | None, option(HELP["dtype"], "|".join(get_args(Dtype)))] = None,
+    optimizer: Annotated[Optimizer | None, option(HELP["optimizer"], "|".join(get_args(Optimizer)))] = None,
+    set: Annotated[tuple[str, ...], option(HELP["set"], "SECTION.FIELD=VALUE")] = (),
+    flops: Annotated[float | None, option(HELP["flops"], "FLOAT")] = None,
+    params: Annotated[float | None, option(HELP["params"], "FLOAT")] = None,
+    tokens: Annotated[float | None, option(HELP["tokens"], "FLOAT")] = None,
+    points: Annotated[float | None, option(HELP["points"], "FLOAT")] = None,
+    eps: Annotated[float, option(HELP["eps"])] = 0.1,
+    model: Annotated[str | None, option(HELP["model"], "MODEL")] = None,
+    gpus: Annotated[int, option(HELP["gpus"])] = 8,
+    gpu: Annotated[str, option(HELP["gpu"])] = "h200",
+    price: Annotated[float | None, option(HELP["price"], "USD")] = None,
+    list: Annotated[bool, option(HELP["list"])] = False,
     json: Json = False,
 ) -> int:
     """Print parameters, FLOPs and memory of a model or a run; compute-optimal training; plans for many GPUs."""

@@ -11,17 +11,6 @@ from glassformer.errors import GlassformerError, listing, nearest
 from glassformer.finding import Finding
 from glassformer.theory.claims.claim import Badge, Claim, Erratum, Kind, Knob, Lab, Source, Truth, conclude
 
-CHAPTERS = (
-    "weights",
-    "heads",
-    "matrix",
-    "positions",
-    "probability",
-    "counting",
-    "architecture",
-    "theory",
-    "example",
-)
 TITLES = {
     "weights": "Attention weights and scores",
     "heads": "Several heads",
@@ -33,6 +22,8 @@ TITLES = {
     "theory": "Theory",
     "example": "A worked example",
 }
+"""The chapters in their order."""
+CHAPTERS = tuple(TITLES)
 
 
 class ClaimError(GlassformerError):

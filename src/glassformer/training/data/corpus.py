@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from glassformer.chat.rows import COMPRESSED, chunks, is_data_file, split_files
 from glassformer.errors import GlassformerError
@@ -73,7 +72,7 @@ class Document:
         assert self.path is not None
         return self.path
 
-    def open(self) -> BinaryIO:
+    def open(self) -> io.BytesIO | io.BufferedReader:
         return io.BytesIO(self.content) if self.content is not None else self._path().open("rb")
 
     def read_bytes(self, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -107,14 +106,11 @@ class Document:
 
     def hash(self) -> str:
         """The SHA-256 of the bytes, which are not looked at."""
-        digest = hashlib.sha256()
         try:
             with self.open() as file:
-                while data := file.read(CHUNK):
-                    digest.update(data)
+                return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise DataError(f"{self.label} cannot be read: {error.strerror or error}.") from None
-        return digest.hexdigest()
 
     def _decode(self, decoder: codecs.IncrementalDecoder, data: bytes, before: int) -> str:
         """`data`, which begins `before` bytes into the file; empty data ends it."""

@@ -123,18 +123,6 @@ class NGram:
             raise DataError(f"{len(tokens)} tokens have no successor to predict: a text needs 2 or more.")
         return float(-np.log(self.probabilities(tokens)[1:]).mean())
 
-    def distribution(self, context: np.ndarray | list[int]) -> np.ndarray:
-        """p(w | context) for all V tokens w."""
-        context = np.asarray(context, np.int64)
-        p = np.full(self.vocab_size, 1 / self.vocab_size)
-        for i, level in enumerate(self.levels[: len(context) + 1]):
-            history = np.zeros(1, np.int64)
-            for shorter, token in zip(self.levels, context[len(context) - i :], strict=False):
-                history = shorter.table.find(history, token, self.vocab_size)
-            found = level.table.find(history, np.arange(self.vocab_size), self.vocab_size)
-            p = level.interpolate(np.broadcast_to(history, p.shape), found, p)
-        return p
-
 
 def _discount(a: np.ndarray) -> float:
     n1, n2 = int((a == 1).sum()), int((a == 2).sum())

@@ -9,6 +9,7 @@ import torch
 
 from glassformer.kernels.cuda.graph import fused, launches, steps
 from glassformer.kernels.cuda.graph.launches import Launch
+from glassformer.kernels.cuda.graph.program import Program
 from tests.emulated_cuda import built
 
 HERE = Path(__file__).parent
@@ -23,10 +24,17 @@ def on_cpu(monkeypatch, tmp_path_factory):
     folder.mkdir(exist_ok=True)
 
     def run(self: Launch) -> None:
-        library = compiled(self, folder)
+        library = built_once(self.text(MACHINE), self.kernel, folder)
         assert library.size() == ctypes.sizeof(launches.ARGUMENTS[self.file])
         library.run(ctypes.byref(self.arguments()), self.blocks, 32 * launches.WARPS)
 
+    def run_program(self: Program, count: int) -> None:
+        self.counter.zero_()
+        library = built_once(self.text(MACHINE), "step", folder)
+        assert library.size() == ctypes.sizeof(launches.ARGUMENTS["step"])
+        library.run(ctypes.byref(self.arguments(count)), self.blocks, self.threads)
+
+    monkeypatch.setattr(Program, "run", run_program)
     monkeypatch.setattr(launches, "WARPS", 2)
     monkeypatch.setattr(fused, "SPLITS", (4, 2))
     monkeypatch.setattr(Launch, "run", run)
@@ -38,13 +46,12 @@ def on_cpu(monkeypatch, tmp_path_factory):
 _BUILT: dict[str, ctypes.CDLL] = {}
 
 
-def compiled(launch: Launch, folder: Path) -> ctypes.CDLL:
-    text = launch.text(MACHINE)
-    mark = hashlib.sha256((launch.kernel + text).encode()).hexdigest()[:12]
+def built_once(text: str, kernel: str, folder: Path) -> ctypes.CDLL:
+    mark = hashlib.sha256((kernel + text).encode()).hexdigest()[:12]
     if mark not in _BUILT:
         place = folder / mark
         place.mkdir(exist_ok=True)
-        _BUILT[mark] = built(text, launch.kernel, place, HERE)
+        _BUILT[mark] = built(text, kernel, place, HERE)
     return _BUILT[mark]
 
 

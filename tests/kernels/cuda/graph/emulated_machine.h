@@ -16,7 +16,8 @@ static inline Pack load16(const void* at) {
 }
 static inline Pack load_weights(const void* at) { return load16(at); }
 static inline Pack load_fresh16(const void* at) { return load16(at); }
-static inline float load_fresh(const float* at) { return *at; }
+template <typename Number>
+static inline Number load_fresh(const Number* at) { return *(const volatile Number*)at; }
 #define __expf std::exp
 static inline u32 pick_bytes(u32 x, u32 y, u32 selector) {
     u64 both = (u64)y << 32 | x;
@@ -114,5 +115,23 @@ static inline void sync_cluster(const void* shared) {
 static inline float read_remote(const float* at, int rank) {
     char* other = memory_of[blockIdx.x / SPLITS * SPLITS + rank];
     return *(float*)(other + ((char*)at - memory_of[blockIdx.x]));
+}
+#endif
+
+#ifdef DYNAMIC_BYTES
+static inline u8* dynamic_memory() {
+    alignas(128) static thread_local u8 memory[DYNAMIC_BYTES];
+    return memory;
+}
+static inline void copy16(void* to, const void* from) {
+    if ((size_t)from % 16 || (size_t)to % 16) abort();
+    memcpy(to, from, 16);
+}
+static inline void end_group() {}
+template <int N>
+static inline void await_copies() {}
+static inline void arrive_at(u32* counter) { ((std::atomic<u32>*)counter)->fetch_add(1); }
+static inline void await_count(const u32* counter, u32 count) {
+    while (((const std::atomic<u32>*)counter)->load() < count) give_way();
 }
 #endif

@@ -56,6 +56,8 @@ def error(cfg, batch: int = 1, dtype=torch.bfloat16, precision: str | None = Non
     found = continued(half, ids[:, :T], new, precision or str(dtype).removeprefix("torch."))
     made = steps._LAST[half][1]
     used = made.body.is_fused
+    alone = batch == 1 and not isinstance(cfg.feedforward, c.MoE) and engine_parts == 0 and not cfg.embedding.norm
+    assert (made.body.program is not None) == alone  # one launch for whole steps
     branches = 1 if isinstance(cfg.feedforward, c.NoFeedForward) else 2
     assert cfg.n_layers * branches - sum(used.values()) == engine_parts
     assert made.body.history[:, T + 1 : T + 1 + NEW].T.tolist() == found.argmax(-1).tolist()

@@ -6,6 +6,9 @@
 // memory. The first block also computes the new key, which is not in the cache yet, and the cluster of the first heads of a
 // key/value head stores it there.
 //
+// The kernel of a whole step (step.cu) has no clusters: it calls `attend_items`, which writes the results of each block to
+// global memory, and the matmul that follows merges them.
+//
 // The sequences of a batch end at the same slot of the cache and begin at slot start[b]: the position of a slot is
 // slot - start[b]. Layouts: qkv (B, H K + G K + G U) float32; keys (B, G, capacity, K) and values (B, G, capacity, U);
 // out (B, H U).
@@ -140,12 +143,13 @@ __device__ inline float finished_score(const Arguments& a, float score, float sl
     return (score - slope * distance) * LOG2_E;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments a) {
-    __shared__ Shared s;
+// The keys of one block, its share `rank` of SPLITS, for the heads of a cluster: leaves s.block_peak, block_sum and block_mixed.
+// `wait` waits for the projections of the token.
+template <typename Wait>
+__device__ inline void attend_keys(const Arguments& a, Shared& s, int cluster, int rank, Wait wait) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = threadIdx.x % LANES, group = threadIdx.x / LANES;
-    const int rank = SPLITS > 1 ? rank_in_cluster() : 0, cluster = blockIdx.x / SPLITS;
     const int which = cluster % CLUSTERS_OF_GROUP, kv = cluster / CLUSTERS_OF_GROUP % G, row = cluster / CLUSTERS_OF_GROUP / G;
-    const int head = kv * (H / G) + which * HEADS, slot = (int)*a.slot;
+    const int head = kv * (H / G) + which * HEADS, slot = (int)load_fresh(a.slot);
     const int first = max(a.start[row], slot + 1 - a.window);
     const bool has_key = part * PACK < K, has_value = part * PACK < U;
     Stored *keys = a.keys + ((long long)row * G + kv) * a.capacity * K, *values = a.values + ((long long)row * G + kv) * a.capacity * U;
@@ -165,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments 
             waves[2 * n] = a.cosines[position * (ROTATED / 2) + lane + 32 * n];
             waves[2 * n + 1] = a.sines[position * (ROTATED / 2) + lane + 32 * n];
         }
-    wait_for_previous_kernel();
+    wait();
     const float *q = a.qkv + (long long)row * QKV, *k = q + H * K, *v = k + G * K;
     for (int h = warp; h < HEADS + (rank == 0); h += WARPS) {
         if (h < HEADS) prepare(s.vector[h], a, q, H * K, head + h, a.q_weight, a.q_bias, waves, a.scale);
@@ -173,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments 
     }
     if (rank == 0)
         for (int i = threadIdx.x; i < U; i += THREADS) s.value[i] = clipped(load_fresh(v + kv * U + i), a.clip);
-    __syncthreads();
+    sync_block();
     if (rank == 0 && which == 0) {
         for (int i = threadIdx.x; i < K; i += THREADS) keys[(long long)slot * K + i] = to_stored(s.vector[HEADS][i]);
         for (int i = threadIdx.x; i < U; i += THREADS) values[(long long)slot * U + i] = to_stored(s.value[i]);
@@ -240,6 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments 
 #pragma unroll
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
             if (group == 0) merge(m[h], finished_score(a, sum, slope[h], 0), 1, itself);
+            const float nothing[PACK] = {};
+            if (group == 0 && a.sinks) merge(m[h], a.sinks[head + h] * LOG2_E, 1, nothing);
         }
 #pragma unroll
         for (int step = LANES; step < 32; step *= 2) {
@@ -255,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments 
                 if (part * PACK + i < U) s.mixed[h][warp][part * PACK + i] = m[h].value[i];
         }
     }
-    __syncthreads();
+    sync_block();
     for (int e = threadIdx.x; e < HEADS * U; e += THREADS) {
         int h = e / U, i = e % U;
         float peak = MINUS_INFINITY, sum = 0, mixed = 0;
@@ -268,8 +274,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments 
         if (i == 0) s.block_peak[h] = peak, s.block_sum[h] = sum;
         s.block_mixed[h][i] = mixed;
     }
+}
+
+#ifdef WHOLE_STEP
+// Work items of this block of a whole step. `partial` holds (SPLITS, H U) values, then (SPLITS, H) pairs of peak and sum.
+template <typename Wait>
+__device__ inline void attend_items(const Arguments& a, float* partial, Wait wait) {
+    __shared__ Shared s;
+    const int items = H / HEADS * SPLITS;
+    if ((int)blockIdx.x >= items) wait();
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+        const int cluster = item / SPLITS, rank = item % SPLITS;
+        attend_keys(a, s, cluster, rank, [&] { if (item == (int)blockIdx.x) wait(); });
+        sync_block();
+        for (int e = threadIdx.x; e < HEADS * U; e += THREADS) {
+            partial[((long long)rank * H + cluster * HEADS) * U + e] = s.block_mixed[e / U][e % U];
+            if (e % U) continue;
+            float* pair = partial + (long long)SPLITS * H * U + 2 * (rank * H + cluster * HEADS + e / U);
+            pair[0] = s.block_peak[e / U], pair[1] = s.block_sum[e / U];
+        }
+        sync_block();
+    }
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments a) {
+    __shared__ Shared s;
+    const int rank = SPLITS > 1 ? rank_in_cluster() : 0, cluster = blockIdx.x / SPLITS;
+    attend_keys(a, s, cluster, rank, [] { wait_for_previous_kernel(); });
     if (SPLITS > 1) sync_cluster(&s);
-    else __syncthreads();
+    else sync_block();
     for (int e = rank * THREADS + threadIdx.x; e < HEADS * U; e += SPLITS * THREADS) {
         int h = e / U, i = e % U;
         float peak[SPLITS], sums[SPLITS], values[SPLITS];
@@ -279,17 +312,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const Arguments 
             sums[r] = SPLITS > 1 ? read_remote(&s.block_sum[h], r) : s.block_sum[h];
             values[r] = SPLITS > 1 ? read_remote(&s.block_mixed[h][i], r) : s.block_mixed[h][i];
         }
-        float sum = 0, mixed = 0, sink = a.sinks ? a.sinks[head + h] * LOG2_E : MINUS_INFINITY, highest = sink;
+        float sum = 0, mixed = 0, highest = MINUS_INFINITY;
 #pragma unroll
         for (int r = 0; r < SPLITS; r++) highest = fmaxf(highest, peak[r]);
-        if (a.sinks) sum = exp2f(sink - highest);
 #pragma unroll
         for (int r = 0; r < SPLITS; r++) {
             float share = peak[r] == MINUS_INFINITY ? 0.f : exp2f(peak[r] - highest);
             sum += share * sums[r];
             mixed += share * values[r];
         }
-        a.out[((long long)row * H + head + h) * U + i] = to_operand(mixed / sum);
+        a.out[((long long)cluster * HEADS + h) * U + i] = to_operand(mixed / sum);
     }
     if (SPLITS > 1) sync_cluster(&s);  // no block may leave while another reads its shared memory
 }
+#endif

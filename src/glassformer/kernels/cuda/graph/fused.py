@@ -28,6 +28,7 @@ from glassformer.kernels.cuda.graph.linear import (
     ordered_argmax,
     suits,
 )
+from glassformer.kernels.cuda.graph.program import Program, make_program
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
 from glassformer.model.context import NO_TAP, AttentionContext, forward_context
@@ -68,6 +69,8 @@ class FusedStep:
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.context: list[AttentionContext] = []
         self.operations: list[Operation] = []
+        self.program: Program | None = None
+        """All operations as one launch, for one sequence."""
         self.is_fused = {"attention": 0, "feedforward": 0}
         """Number of layers whose part the fused kernels compute."""
         self._build()
@@ -92,6 +95,8 @@ class FusedStep:
             self._block(layer, block, fused[layer])
         self._head()
         self._vector("choose", 1, slots=self.batch)
+        if self.batch == 1:
+            self.program = make_program(self.operations, self.cache.slots > LONG, self.processors, self.device)
 
     def _block(self, layer: int, block: Any, fused: bool) -> None:
         """Append the operations of a block, in the order of its placement of norms."""

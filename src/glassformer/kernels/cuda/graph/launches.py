@@ -12,6 +12,9 @@ import torch
 from glassformer.kernels.toolchain import nvrtc
 
 COMMON = ("machine.cuh", "numbers.cuh")
+FOLDER = Path(__file__).parent
+HEADERS = {"linear": ("matmul.cuh",)}
+"""Further files before a file."""
 WARPS = 8
 """Warps of 32 threads in a block of every kernel."""
 WEIGHTS = {"bfloat16": 0, "float16": 0, "int8": 1, "fp8": 2}
@@ -59,6 +62,7 @@ ARGUMENTS = {
         "tokens first capacity own_waves",
         "count",
     ),
+    "step": _structure("StepArguments", "program entries counter", "", "instructions steps"),
 }
 """The argument of the kernels of each source file; mirrors its struct `Arguments`."""
 
@@ -96,7 +100,7 @@ class Launch:
 
 
 def _joined(file: str, macros: Iterable[tuple[str, int]], instead: Mapping[str, str] | None = None) -> str:
-    return nvrtc.source(Path(__file__).parent, (*COMMON, f"{file}.cu"), dict(macros), instead)
+    return nvrtc.source(FOLDER, (*COMMON, *HEADERS.get(file, ()), f"{file}.cu"), dict(macros), instead)
 
 
 _text = lru_cache(1024)(_joined)

@@ -1,4 +1,4 @@
-// y = W norm(x) for B vectors x at once, and what follows the matmul. Part 3; compiled for one shape.
+// y = W norm(x) for B vectors x at once, and what follows the matmul. Part 4; compiled for one shape.
 //
 // A decode step reads every weight once and computes little, so memory is what limits it. The kernel keeps as many loads in
 // flight as registers hold, from its first instruction on: the first chunks of weights are requested before it waits
@@ -32,53 +32,10 @@
 #define SUMS (VECTORS * TILES * HALVES_OF_SUM * 2)
 #define BUFFERS (2 * GROUPS * (SPLIT - 1) * SUMS * 128 <= 24576 ? 2 : 1)
 #define IN_SHARED (NORM >= 0 || B * (INNER + 8) * 2 <= 34816)  // x is read from shared memory
+#ifndef ACTIVATION
+#define ACTIVATION 0
+#endif
 #define DEFERRED (NORM == 1 && OPERAND_IS_BF16)  // the RMS norm divides the sums, not x: bfloat16 has the range
-
-#if WEIGHTS
-typedef u8 Weight;
-#else
-typedef u16 Weight;
-#endif
-
-struct Arguments {
-    const void* x;             // (B, INNER): operands or, with a norm, the float32 stream
-    const Weight* weight[3];   // (ROWSi, INNER); with EXPERTS a table of the addresses of each expert's matrix
-    const float* scale[3];     // (ROWSi), of quantised weights; with EXPERTS a table of addresses
-    const float* bias[3];      // (ROWSi) or null; with EXPERTS a table of addresses
-    const float *norm_weight, *norm_bias;  // (INNER); null: ones, zeros
-    void* out;                 // (B, ROWS): float32, or Stored for OUT 1 and 2; OUT 3: the stream
-    u64* best;                 // OUT 4: (B) largest logit and its row, see ordered()
-    const long long* choice;   // EXPERTS: (pairs) the expert of each pair of a vector and a slot
-    float eps, factor, softcap, limit, up_offset;
-    int slots;                 // EXPERTS: pairs that share a vector x
-};
-
-// A float and its row as a number that is larger for a larger float and, of equal floats, for the lower row. NaN is lowest.
-__device__ inline u64 ordered(float f, u32 row) {
-    u32 b = __float_as_uint(f);
-    b = f != f ? 0 : b & 0x80000000u ? ~b : b | 0x80000000u;
-    return (u64)b << 32 | (0xffffffffu - row);
-}
-
-// 16 weights of a lane as four pairs of registers for four products of the tensor cores.
-__device__ inline void operands(const Pack* p, u32* b) {
-#if WEIGHTS == 0
-#pragma unroll
-    for (int i = 0; i < 8; i++) b[i] = p[i / 4].word[i % 4];
-#else
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-#if WEIGHTS == 1  // bytes n + 128: 0x6400 + byte is the float16 number 1024 + byte, and 1152 less is n
-        u32 bytes = p[0].word[i];
-        b[2 * i] = subtract_half(pick_bytes(bytes, 0x64646464u, 0x5150), 0x64806480u);
-        b[2 * i + 1] = subtract_half(pick_bytes(bytes, 0x64646464u, 0x5352), 0x64806480u);
-#else
-        b[2 * i] = float8_to_half(p[0].word[i]);
-        b[2 * i + 1] = float8_to_half(p[0].word[i] >> 16);
-#endif
-    }
-#endif
-}
 
 struct Shared {
 #if SPLIT > 1
@@ -93,10 +50,6 @@ struct Shared {
 
 #if NORM >= 0
 #define FLOATS ((INNER / 4 + THREADS - 1) / THREADS)  // vectors of 4 floats that a thread holds
-struct alignas(16) Four { float n[4]; };
-__device__ inline Four as_floats(const Pack& p) {
-    return {{__uint_as_float(p.word[0]), __uint_as_float(p.word[1]), __uint_as_float(p.word[2]), __uint_as_float(p.word[3])}};
-}
 
 // Write the norm of each vector of the stream to shared memory, as operands; `factor` is what the sums are multiplied with.
 __device__ inline void normalize(const Arguments& a, const Four* weight, Shared& s, float* factor) {
@@ -139,7 +92,7 @@ __device__ inline void normalize(const Arguments& a, const Four* weight, Shared&
             *(u64*)&s.x[v][at * 4] = *(u64*)out;
         }
     }
-    __syncthreads();
+    sync_block();
     for (int v = 0; v < B; v++) {
         float squares = 0;
         for (int w = 0; w < WARPS && DEFERRED; w++) squares += s.room[v][w];
@@ -151,7 +104,7 @@ __device__ inline void normalize(const Arguments& a, const Four* weight, Shared&
 __device__ inline void copy_operands(const u16* x, Shared& s) {
     for (int e = threadIdx.x; e < B * (INNER / 8); e += THREADS)
         *(Pack*)&s.x[e / (INNER / 8)][e % (INNER / 8) * 8] = load_fresh16(x + (long long)e * 8);
-    __syncthreads();
+    sync_block();
 }
 #endif
 
@@ -173,27 +126,6 @@ __device__ inline Row find_row(int unit, int tile, int g) {
 #define BIAS(m) a.bias[m]
 #define SCALE(m) a.scale[m]
 #endif
-
-// Write one output: `value` of row `row`, vector v; `up` is the second factor of a gated unit.
-__device__ inline void put(const Arguments& a, Shared& s, long long v, int row, float value, float up, float old) {
-    long long at = v * ROWS + row;
-    if (OUT == 0) ((float*)a.out)[at] = value;
-#ifdef ACTIVATION
-    if (OUT == 1) ((u16*)a.out)[at] = to_operand(activate(value));
-    if (OUT == 2) {
-        if (a.limit > 0) value = fminf(value, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
-        ((u16*)a.out)[at] = to_operand(activate(value) * (up + a.up_offset));
-    }
-#endif
-    if (OUT == 3) ((float*)a.out)[at] = old + a.factor * value;
-    if (OUT == 4) {
-        value *= a.factor;
-        if (a.softcap > 0) value = a.softcap * tanhf(value / a.softcap);
-        ((float*)a.out)[at] = value;
-        u64 key = ordered(value, row);
-        if (key > s.best[v]) atomicMax(&s.best[v], key);
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) linear(const Arguments a) {
     __shared__ Shared s;
@@ -257,7 +189,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) linear(con
     auto multiply = [&](const Pack(*weights)[LOADS], int chunk) {
         u32 b[TILES][8];
 #pragma unroll
-        for (int t = 0; t < TILES; t++) operands(weights[t], b[t]);
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int half = 0; half < LOADS; half++) operands(weights[t][half], b[t] + 4 * half);
 #pragma unroll
         for (int m = 0; m < VECTORS; m++) {
             Pack low[2] = {}, high[2] = {};  // 16 columns of the vectors g and g + 8
@@ -325,14 +259,15 @@ _Pragma("unroll") for (int m = 0; m < VECTORS; m++)          \
                     const float* bias = BIAS(r.matrix);
                     if (bias) value[half] += bias[r.row];
                 }
-                put(a, s, EXPERTS ? pair : v, row, value[0], value[1], old[m][t][j]);
+                const long long at = (EXPERTS ? pair : (long long)v) * ROWS + row;
+                put(a, OUT, ACTIVATION, at, row, value[0], value[1], old[m][t][j], &s.best[v]);
             }
         }
         FOR_EACH_SUM sum[m][t][j] = 0;
         step = 0, unit += blocks * GROUPS;
     }
     if (OUT == 4) {
-        __syncthreads();
+        sync_block();
         for (int v = threadIdx.x; v < B; v += THREADS) atomicMax(&a.best[v], s.best[v]);
     }
 }

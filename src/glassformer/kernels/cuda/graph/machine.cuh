@@ -22,7 +22,7 @@ __device__ inline Pack load_weights(const void* at) {
                  : "l"(at));
     return p;
 }
-// What an earlier kernel wrote, 16 bytes or a float: not from L1, which may be older.
+// What an earlier kernel or another block wrote, 16 bytes or a number: not from L1, which may be older.
 __device__ inline Pack load_fresh16(const void* at) {
     Pack p;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -30,11 +30,8 @@ __device__ inline Pack load_fresh16(const void* at) {
                  : "l"(at));
     return p;
 }
-__device__ inline float load_fresh(const float* at) {
-    float f;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(f) : "l"(at));
-    return f;
-}
+template <typename Number>
+__device__ inline Number load_fresh(const Number* at) { return __ldcg(at); }
 // c (16 x 8, float32) += a (16 x 16) b (16 x 8), computed by a warp. With g = lane / 4 and t = lane % 4: a[0] holds row g and
 // columns 2t, 2t + 1; a[1] row g + 8; a[2] and a[3] the same rows, columns 2t + 8, 2t + 9; b0 rows 2t, 2t + 1 and b1 rows
 // 2t + 8, 2t + 9 of column g; c[0], c[1] row g and columns 2t, 2t + 1; c[2], c[3] row g + 8.
@@ -95,4 +92,30 @@ __device__ inline float read_remote(const float* at, int rank) {
                  : "=f"(out)
                  : "r"((u32)__cvta_generic_to_shared(at)), "r"(rank));
     return out;
+}
+
+// Copies of 16 bytes from global to shared memory that no register waits for (step.cu). Each thread counts the groups of
+// copies that it has ended: `await_copies<N>` waits until all but the last N have arrived. Other threads see them after a barrier.
+__device__ inline void copy16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+__device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ inline void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ inline u8* dynamic_memory() {
+    extern __shared__ __align__(128) u8 memory[];
+    return memory;
+}
+
+// All blocks of a launch wait for each other by counting in global memory. One thread of a block calls these, between two
+// barriers of the block: what the block wrote before `arrive_at` is visible to blocks that have left `await_count`. A thread that
+// waits for copies of its own would wait for them here as well.
+__device__ inline void arrive_at(u32* counter) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+__device__ inline void await_count(const u32* counter, u32 count) {
+    u32 now;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    while ((int)(now - count) < 0);
 }

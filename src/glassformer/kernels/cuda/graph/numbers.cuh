@@ -35,6 +35,14 @@ __device__ inline u16 to_operand(float f) { return float_to_bf16(f); }
 __device__ inline u16 to_operand(float f) { return float_to_half(f); }
 #endif
 
+struct alignas(16) Four { float n[4]; };
+__device__ inline Four as_floats(const Pack& p) {
+    return {{__uint_as_float(p.word[0]), __uint_as_float(p.word[1]), __uint_as_float(p.word[2]), __uint_as_float(p.word[3])}};
+}
+
+// Barrier of the threads that compute: of all, but for one warp of step.cu.
+__device__ inline void sync_block() { sync_warps(0, WARPS); }
+
 __device__ inline float warp_sum(float x) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(FULL_MASK, x, step);
@@ -44,9 +52,9 @@ __device__ inline float warp_sum(float x) {
 // Sums of a and b over the block, the same in every thread. `room` is shared memory for 2 * WARPS floats.
 __device__ inline void block_sums(float& a, float& b, float* room) {
     a = warp_sum(a), b = warp_sum(b);
-    __syncthreads();  // the room may still be read from the last call
+    sync_block();  // the room may still be read from the last call
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = a, room[WARPS + threadIdx.x / 32] = b;
-    __syncthreads();
+    sync_block();
     a = b = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) a += room[w], b += room[WARPS + w];
@@ -59,14 +67,13 @@ __device__ inline void moments(float& sum, float& squares, float centre, int n, 
     squares = rsqrtf((centred ? square - mean * mean : square) + eps);
 }
 
-#ifdef ACTIVATION
-__device__ inline float activate(float y) {
-    if (ACTIVATION == 0) return fmaxf(y, 0.f);
-    if (ACTIVATION == 1) return 0.5f * y * (1 + erff(y * 0.70710678f));
-    if (ACTIVATION == 2) return y / (1 + __expf(-1.59576912f * (y + 0.044715f * y * y * y)));
-    if (ACTIVATION == 3) return y / (1 + __expf(-y));
-    if (ACTIVATION == 4) return fmaxf(y, 0.f) * fmaxf(y, 0.f);
-    if (ACTIVATION == 5) return tanhf(y);
+// Numbered as ACTIVATION_NAMES of linear.py.
+__device__ inline float activate(int kind, float y) {
+    if (kind == 0) return fmaxf(y, 0.f);
+    if (kind == 1) return 0.5f * y * (1 + erff(y * 0.70710678f));
+    if (kind == 2) return y / (1 + __expf(-1.59576912f * (y + 0.044715f * y * y * y)));
+    if (kind == 3) return y / (1 + __expf(-y));
+    if (kind == 4) return fmaxf(y, 0.f) * fmaxf(y, 0.f);
+    if (kind == 5) return tanhf(y);
     return y / (1 + __expf(-1.702f * y));
 }
-#endif

@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) apply_gate(const Arguments
         for (int half = 0; half < 2; half++) {
             float gate = to_float((u16)(gates.word[i] >> 16 * half)), up = to_float((u16)(ups.word[i] >> 16 * half));
             if (a.limit > 0) gate = fminf(gate, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
-            two |= (u32)to_stored(activate(gate) * (up + a.up_offset)) << 16 * half;
+            two |= (u32)to_stored(activate(ACTIVATION, gate) * (up + a.up_offset)) << 16 * half;
         }
         gates.word[i] = two;
     }

@@ -55,6 +55,7 @@ class EngineStep:
 
     def __init__(self, model: DecoderLM | Seq2Seq, cache: CapturedCache, memory_mask: Bool[Tensor, "B N"] | None):
         self.cache, self.memory_mask = cache, memory_mask
+        self.program = None
         # the parts, not the model: captured steps must not keep a model alive
         self.embed, self.decoder, self.head = model.embed, model.decoder, model.head
         batch, device = cache.batch, model.device
@@ -107,6 +108,9 @@ class CapturedSteps:
                 f"{count} tokens more than {self.cache.length} do not fit a cache of {self.cache.slots}: ask for fewer."
             )
         left = count
+        if self.body.program is not None:
+            self.body.program.run(count)
+            left = 0
         while left:
             size = LONG_GRAPH if left >= LONG_GRAPH else 1
             if self.cache.device.type == "cuda":

@@ -18,9 +18,8 @@ struct Arguments {
 };
 
 // stream = scale * table[token] + positions[position]
-extern "C" __global__ void __launch_bounds__(THREADS) embed(const Arguments a) {
-    wait_for_previous_kernel();
-    const long long row = blockIdx.x, token = a.token[row], position = *a.slot - a.start[row];
+__device__ inline void embed_one(const Arguments& a, long long sequence) {
+    const long long row = sequence, token = load_fresh(a.token + row), position = load_fresh(a.slot) - a.start[row];
     for (int i = threadIdx.x; i < a.width; i += THREADS)
         a.stream[row * a.width + i] = to_float(a.table[token * a.width + i]) * a.scale +
                                       (a.positions ? a.positions[position * a.width + i] : 0.f);
@@ -43,10 +42,9 @@ __device__ inline float scaled(const Arguments& a, float x, float mean, float in
 }
 
 // normed = norm(stream), as operands
-extern "C" __global__ void __launch_bounds__(THREADS) normalize(const Arguments a) {
+__device__ inline void normalize_one(const Arguments& a, long long sequence) {
     __shared__ float room[2 * WARPS];
-    wait_for_previous_kernel();
-    const long long row = (long long)blockIdx.x * a.width;
+    const long long row = sequence * a.width;
     float mean, inverse;
     measure(a, room, mean, inverse, [&](int i) { return load_fresh(a.stream + row + i); });
     for (int i = threadIdx.x; i < a.width; i += THREADS)
@@ -54,10 +52,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) normalize(const Arguments 
 }
 
 // stream += scale * norm(branch) or, if is_last, stream = norm(stream + scale * branch)
-extern "C" __global__ void __launch_bounds__(THREADS) add_norm(const Arguments a) {
+__device__ inline void add_norm_one(const Arguments& a, long long sequence) {
     __shared__ float room[2 * WARPS];
-    wait_for_previous_kernel();
-    const long long row = (long long)blockIdx.x * a.width;
+    const long long row = sequence * a.width;
     auto read = [&](int i) {
         float x = load_fresh(a.branch + row + i);
         return a.is_last ? load_fresh(a.stream + row + i) + a.scale * x : x;
@@ -71,9 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_norm(const Arguments a
 }
 
 // stream += scale * sum over slots of gate * expert output
-extern "C" __global__ void __launch_bounds__(THREADS) add_experts(const Arguments a) {
-    wait_for_previous_kernel();
-    const long long row = blockIdx.x;
+__device__ inline void add_experts_one(const Arguments& a, long long sequence) {
+    const long long row = sequence;
     for (int i = threadIdx.x; i < a.width; i += THREADS) {
         float sum = 0;
         for (int n = 0; n < a.slots; n++)
@@ -83,15 +79,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_experts(const Argument
 }
 
 // One block for all: the most likely token of each sequence is the next one, and the step is over.
-extern "C" __global__ void __launch_bounds__(THREADS) choose(const Arguments a) {
-    wait_for_previous_kernel();
-    const long long slot = *a.slot;
+__device__ inline void choose_one(const Arguments& a, long long sequence) {
+    const long long slot = load_fresh(a.slot);
     for (int row = threadIdx.x; row < a.slots; row += THREADS) {
-        int token = a.best[row] ? (int)(0xffffffffu - (u32)a.best[row]) : 0;
+        const u64 best = load_fresh(a.best + row);
+        int token = best ? (int)(0xffffffffu - (u32)best) : 0;
         a.next[row] = token;
         a.history[(long long)row * a.columns + slot + 1] = token;
         a.best[row] = 0;
     }
-    __syncthreads();
+    sync_block();
     if (threadIdx.x == 0) *a.slot = slot + 1;
 }
+
+#ifndef WHOLE_STEP
+#define KERNEL(name)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const Arguments a) { \
+        wait_for_previous_kernel();                                                 \
+        name##_one(a, blockIdx.x);                                                  \
+    }
+KERNEL(embed)
+KERNEL(normalize)
+KERNEL(add_norm)
+KERNEL(add_experts)
+KERNEL(choose)
+#endif
