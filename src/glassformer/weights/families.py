@@ -103,11 +103,11 @@ def read_config(source: Source) -> tuple[Family, ModelConfig]:
     except ConfigError as error:
         raise WeightsError(f"config.json does not describe a valid model: {error}") from None
     if source.tensors is not None:
-        _check_sizes(config, source.tensors, source.prefix(family.prefix) + family.embed)
+        check_sizes(config, source.tensors, source.prefix(family.prefix) + family.embed)
     return family, config
 
 
-def _check_sizes(config: ModelConfig, tensors: Tensors, embed: str) -> None:
+def check_sizes(config: ModelConfig, tensors: Tensors, embed: str) -> None:
     """Check vocabulary size and layer count early, for a clearer error than the per-tensor check gives.
 
     This also prevents building a model of millions of layers from a wrong config.json.
@@ -221,10 +221,7 @@ def _write_as(
     """
     if family.add_biases is not None:
         config = family.add_biases(config)
-        like = next(iter(state.values()))
-        missing = {name: shape for name, shape in convert.shapes(config).items() if name not in state}
-        added = {name: like.new_zeros(shape) for name, shape in missing.items() if name.endswith(".bias")}
-        state = {**state, **added}
+        state = with_biases(config, state)
     data = family.write(config)
     prefix, rows = family.prefix if config.head is not None else "", family.rows(config)
     targets = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -237,6 +234,13 @@ def _write_as(
             f"{field}={wanted!r} cannot be written as {family.name}, which would read it as {got!r}: {SAVE_AS_GLASS}."
         )
     return data, convert.write(state, convert.plan(rows, targets, prefix))
+
+
+def with_biases(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict with zeros for the biases of the config that it does not have."""
+    like = next(iter(state.values()))
+    missing = {name: shape for name, shape in convert.shapes(config).items() if name not in state}
+    return {**state, **{name: like.new_zeros(shape) for name, shape in missing.items() if name.endswith(".bias")}}
 
 
 class _Names(set[str]):

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from glassformer.config import ModelConfig
-from glassformer.weights import families
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.formats import nanogpt
 from glassformer.weights.formats.gguf.file import is_gguf, open_gguf
@@ -24,18 +23,11 @@ def read_file(
     path: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
 ) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
     """Return config, state dict and notes of a file. `copy` is explained in `convert.read`."""
-    if not is_gguf(path):
-        return nanogpt.read(path, dtype, device, copy)
-    source = read_gguf(path)
-    try:
-        _, config, state = families.from_hf(source, dtype, device, copy)
-    except WeightsError as error:
-        raise WeightsError(f"{path}: {str(error).replace('config.json', 'its metadata')}") from None
-    return config, state, source.notes
+    return read_gguf(path).read(dtype, device, copy) if is_gguf(path) else nanogpt.read(path, dtype, device, copy)
 
 
 def config_of_file(path: Path) -> ModelConfig:
-    return families.read_config(read_gguf(path))[1] if is_gguf(path) else nanogpt.read_config(path)
+    return read_gguf(path).config() if is_gguf(path) else nanogpt.read_config(path)
 
 
 def tokenizer_of_file(path: Path) -> Any:

@@ -8,7 +8,6 @@ from glassformer.weights.hf import (
     falcon,
     gemma,
     gpt2,
-    gpt_neo,
     gpt_oss,
     granite,
     llama,
@@ -21,11 +20,10 @@ from glassformer.weights.hf import (
     qwen_moe,
     squared_relu,
     stablelm,
-    starcoder,
 )
 
 MODULES = (
-    *(gpt2, llama, llama_like, phi, neox, gpt_neo, opt, alibi, falcon, stablelm, olmo, granite, cohere, starcoder),
+    *(gpt2, llama, llama_like, phi, neox, opt, alibi, falcon, stablelm, olmo, granite, cohere),
     *(squared_relu, gemma, qwen_moe, gpt_oss, deepseek, other_moe),
 )
 DECODERS: tuple[Family, ...] = tuple(family for module in MODULES for family in module.FAMILIES)

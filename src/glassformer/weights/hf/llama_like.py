@@ -1,8 +1,9 @@
 """Relatives of Llama that differ in one or two settings.
 
 Arcee, Jais 2, Helium, ERNIE 4.5, Seed-OSS, CWM and Ministral differ in norm, biases, activation or windows. In SmolLM3
-every fourth layer does not rotate queries and keys. GLM-4 rotates half of each head, interleaved; it has biases on q, k
-and v, and gate and up in one matrix. glm4 (GLM-4-0414, GLM-Z1) also has a norm after every branch, glm (GLM-4-9B) not.
+every fourth layer does not rotate queries and keys. StarCoder 2 has LayerNorm and a feed-forward without a gate. GLM-4
+rotates half of each head, interleaved; it has biases on q, k and v, and gate and up in one matrix. glm4 (GLM-4-0414,
+GLM-Z1) also has a norm after every branch, glm (GLM-4-9B) does not.
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ from glassformer.weights.hf.common import (
 )
 from glassformer.weights.hf.layers import FULL, SLIDING, RotatedLayers, Windows, all_full, all_sliding
 from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, FUSED_GATE, LLAMA, PRE_NORMS, names
-from glassformer.weights.keys import Derived, Values, describe, eps, flag
+from glassformer.weights.keys import Derived, Dropout, Values, describe, eps, flag
 
 ARCEE = describe(
     "arcee",
@@ -146,4 +147,19 @@ GLM4 = describe(
     names({**SANDWICH, **ATTENTION, **FUSED_GATE}),
     drops=FREQUENCIES,
 )
-FAMILIES = (ARCEE, JAIS2, HELIUM, ERNIE, SEED, MINISTRAL, CWM, SMOLLM3, GLM, GLM4)
+STARCODER2 = describe(
+    "starcoder2",
+    classes("Starcoder2"),
+    {**LAYER_NORM, **DENSE},
+    (
+        *(*sizes(4096, n_kv_heads=2, act="gelu_pytorch_tanh"), eps(1e-5, "norm_epsilon"), TIED),
+        flag("use_bias", "attention.bias", True),
+        SAME_BIAS,
+        Windows(None),
+        rope(),
+        Dropout("residual_dropout", "embedding_dropout", "attention_dropout"),
+    ),
+    names({**PRE_NORMS, **ATTENTION, "feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}),
+    drops=FREQUENCIES,
+)
+FAMILIES = (ARCEE, JAIS2, HELIUM, ERNIE, SEED, MINISTRAL, CWM, SMOLLM3, STARCODER2, GLM, GLM4)

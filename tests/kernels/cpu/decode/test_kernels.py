@@ -113,7 +113,7 @@ def built(folder, *flags):
 def test_a_prompt_meets_the_matrix_unit_in_whole_tiles(tmp_path):
     """The unit played by loops: 32 vectors and 32 rows at a time, rows and vectors that are missing, widths it cannot
     take. Vectors are rounded to bfloat16 once, sums are float32's."""
-    other = built(tmp_path, *library.FLAGS, "-O1", "-DGLASS_TILES_BY_HAND")
+    other = built(tmp_path, *library.FLAGS, "-O1", "-include", str(Path(__file__).parent / "emulated_amx.h"))
     for rows, columns, batch in ((70, 96, 48), (32, 32, 67), (5, 800, 100), (40, 80, 50)):
         weight, bias, x = torch.randn(rows, columns), torch.randn(rows), torch.randn(batch, columns)
         narrow, exact = x.bfloat16().double(), rounded(weight, "bfloat16")

@@ -1,4 +1,4 @@
-"""A GGUF file becomes a config.json and tensors of a Hugging Face folder; files of other models are refused."""
+"""A GGUF file becomes a config and a state dict; files of other models are refused."""
 
 import gguf
 import numpy as np
@@ -10,6 +10,9 @@ from glassformer.weights import WeightsError, load_config
 from glassformer.weights.formats.gguf import check
 from glassformer.weights.formats.gguf.read import read_gguf, special_ids
 from tests.weights.formats.gguf.models import CASES, random
+
+NORMS = ("blk.0.attn_norm", "blk.0.ffn_norm")
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +41,12 @@ def refusal(path, call=read_gguf):
     return str(refused.value)
 
 
-def test_experts_are_read_one_by_one(tmp_path):
+def test_stacked_experts_are_divided(tmp_path):
     model = random(CASES["mixtral"])
     source = read_gguf(gf.save(model, tmp_path / "m.gguf", format="gguf"))
-    name = "model.layers.2.block_sparse_moe.experts.4.w2.weight"
-    assert torch.equal(source.tensors.read(name), model.blocks[2].feedforward.experts[4].down.weight)
+    state = source.read()[1]
+    name = "decoder.blocks.2.feedforward.experts.4.down.weight"
+    assert torch.equal(state[name], model.blocks[2].feedforward.experts[4].down.weight)
     assert source.data["model_type"] == "mixtral"
     assert load_config(tmp_path / "m.gguf").feedforward == CASES["mixtral"].feedforward
 
@@ -63,8 +67,13 @@ def test_files_that_are_not_such_models(tmp_path):
     sizes = {"context_length": 8, "embedding_length": 4, "block_count": 1, "feed_forward_length": 4}
     sizes |= {"attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1}
     metadata = {f"llama.{key}": value for key, value in sizes.items()}
-    odd = made(tmp_path / "e.gguf", metadata, {"token_embd.weight": (9, 4), "blk.0.lora.weight": (2, 2)})
-    assert "does not have (1: blk.0.lora.weight [2, 2])" in refusal(odd)
+    tensors = {"token_embd.weight": (9, 4)} | {f"{n}.weight": (4,) for n in ("output_norm", *NORMS)}
+    tensors |= {f"blk.0.{name}.weight": (4, 4) for name in MATRICES}
+    odd = made(tmp_path / "e.gguf", metadata, {**tensors, "blk.0.lora.weight": (2, 2)})
+    assert "its metadata does not have (1: blk.0.lora.weight [2, 2])" in refusal(odd, gf.load)
+    assert gf.load(made(tmp_path / "whole.gguf", metadata, tensors)).config.d_model == 4
+    many = made(tmp_path / "g.gguf", {**metadata, "llama.block_count": 10**9}, tensors)
+    assert "its metadata has 1000000000 layers" in refusal(many, load_config)
     lacking = made(tmp_path / "f.gguf", metadata, {"token_embd.weight": (9, 4), "output_norm.weight": (4,)})
     assert "lack tensors that its metadata requires" in refusal(lacking, gf.load)
 

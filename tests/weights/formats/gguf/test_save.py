@@ -96,8 +96,8 @@ def test_experts_with_rounding_are_compared_by_their_median(tmp_path, seed, monk
     model = random(models.wide(feedforward=MoE(5, 2, Gated(64))), seed)
     findings, _ = written(model, tmp_path / "m.gguf", "bf16")
     assert findings.keys() == {"llama.cpp-logits"}
-    monkeypatch.setattr(layouts.Interleaved, "to_gguf", lambda self, tensor, data: tensor)
-    monkeypatch.setattr(layouts.Interleaved, "to_hf", lambda self, tensor, data: tensor)
+    monkeypatch.setattr(layouts.Interleaved, "theirs", lambda self, ours: ours[0])
+    monkeypatch.setattr(layouts.Interleaved, "ours", lambda self, theirs, shapes: [theirs])
     with pytest.raises(UnverifiedError):
         written(model, tmp_path / "m.gguf", "bf16", overwrite=True)
 
@@ -149,8 +149,8 @@ def test_bard_continues_a_text_in_llama_cpp_as_it_does_here(tmp_path):
 
 @NEEDS_LLAMA
 def test_a_wrong_rotation_and_a_wrong_splitting_rule_are_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(layouts.Interleaved, "to_gguf", lambda self, tensor, data: tensor)
-    monkeypatch.setattr(layouts.Interleaved, "to_hf", lambda self, tensor, data: tensor)
+    monkeypatch.setattr(layouts.Interleaved, "theirs", lambda self, ours: ours[0])
+    monkeypatch.setattr(layouts.Interleaved, "ours", lambda self, theirs, shapes: [theirs])
     with pytest.raises(UnverifiedError, match=r"llama.cpp-logits [\d.]+ > ") as refused:
         written(random(CASES["llama"]), tmp_path / "m.gguf")
     assert "\n" not in str(refused.value)

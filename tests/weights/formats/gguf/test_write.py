@@ -7,7 +7,8 @@ import torch
 
 from glassformer.config import Attention
 from glassformer.weights import WeightsError
-from glassformer.weights.formats.gguf.write import check_quantization, describe
+from glassformer.weights.formats.gguf.architectures import find
+from glassformer.weights.formats.gguf.write import _moves, check_quantization, describe
 from tests.weights.formats.gguf.models import CASES, gpt2, llama, random
 
 
@@ -17,8 +18,7 @@ def test_experts_are_stacked_in_the_order_of_their_numbers():
     )
     model = random(config)
     described = describe(config, model.state_dict())
-    entries = {name: (names, row) for name, names, row in described.entries()}
-    stacked = described.tensor(*entries["blk.1.ffn_up_exps.weight"])
+    stacked = described.tensor("blk.1.ffn_up_exps.weight")
     assert stacked.shape == (12, 53, 60)
     assert all(torch.equal(stacked[j], model.blocks[1].feedforward.experts[j].up.weight) for j in range(12))
 
@@ -26,8 +26,7 @@ def test_experts_are_stacked_in_the_order_of_their_numbers():
 def test_queries_and_keys_have_their_own_number_of_heads():
     model = random(CASES["llama"])
     described = describe(CASES["llama"], model.state_dict())
-    entries = {name: (names, row) for name, names, row in described.entries()}
-    keys = described.tensor(*entries["blk.0.attn_k.weight"])
+    keys = described.tensor("blk.0.attn_k.weight")
     assert torch.equal(keys[10:14], model.blocks[0].attention.k.weight[[10, 15, 11, 16]])  # 2 heads of 10
 
 
@@ -42,9 +41,8 @@ def test_a_window_limits_the_context():
 
 
 def test_tensors_without_a_name_there_and_unknown_quantisations():
-    described = describe(llama(), random(llama()).state_dict())
-    described.tensors["model.extra.weight"] = torch.ones(2)
-    with pytest.raises(WeightsError, match=r"does not have cannot be written as GGUF \(1: model.extra.weight\)"):
-        list(described.entries())
+    state = {**random(llama()).state_dict(), "decoder.extra.weight": torch.ones(2)}
+    with pytest.raises(WeightsError, match=r"does not have cannot be written as GGUF \(1: decoder.extra.weight\)"):
+        _moves(find("llama"), llama(), state)
     with pytest.raises(WeightsError, match="'int4' is not known: use one of f32"):
         check_quantization("int4")

@@ -1,12 +1,12 @@
 // bfloat16 matmuls on a matrix unit (Intel's AMX): 16 x 16 sums, 32 products each, in 16 clocks.
 //
 // A tile of weights is 16 steps of half a panel just as it lies, because both store pairs of columns next to each other. A
-// tile of activations is 32 columns of 16 vectors, each vector contiguous. With GLASS_TILES_BY_HAND loops emulate the unit,
-// so that the code around it can be tested on any processor.
+// tile of activations is 32 columns of 16 vectors, each vector contiguous. For tests on other processors, a file that is
+// included before this one emulates the unit: it defines GLASS_EMULATED_TILES, and everything that stands under GLASS_TILES.
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && !defined(GLASS_EMULATED_TILES) && defined(__AVX512BF16__) && defined(__linux__)
 #define GLASS_TILES
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -42,41 +42,7 @@ struct Unit {  // this thread's, as long as it lives: eight tiles of 16 x 64 byt
 #define GLASS_TILE_LOAD(T, FROM, STRIDE) _tile_loadd(T, FROM, STRIDE)
 #define GLASS_TILE_STORE(T, TO, STRIDE) _tile_stored(T, TO, STRIDE)
 #define GLASS_TILE_ADD(SUM, A, B) _tile_dpbf16ps(SUM, A, B)
-#elif defined(GLASS_TILES_BY_HAND)
-constexpr bool HAS_TILES = true;
-inline bool may_use_tiles() { return true; }
-inline void written() {}
-struct Unit {
-    uint32_t tiles[8][TILE][TILE];
-
-    void load(int t, const void* from, long stride) {
-        for (int r = 0; r < TILE; r++) std::memcpy(tiles[t][r], (const char*)from + r * stride, sizeof tiles[t][r]);
-    }
-    void store(int t, void* to, long stride) const {
-        for (int r = 0; r < TILE; r++) std::memcpy((char*)to + r * stride, tiles[t][r], sizeof tiles[t][r]);
-    }
-    void add(int sum, int a, int b) {
-        const auto number = [](uint32_t bits) {
-            float value;
-            std::memcpy(&value, &bits, sizeof value);
-            return value;
-        };
-        for (int i = 0; i < TILE; i++)
-            for (int j = 0; j < TILE; j++) {
-                float total = number(tiles[sum][i][j]);
-                for (int k = 0; k < TILE; k++) {
-                    const uint32_t x = tiles[a][i][k], w = tiles[b][k][j];
-                    total += number(x << 16) * number(w << 16) + number(x & 0xffff0000u) * number(w & 0xffff0000u);
-                }
-                std::memcpy(&tiles[sum][i][j], &total, sizeof total);
-            }
-    }
-};
-#define GLASS_TILE_ZERO(T) std::memset(unit.tiles[T], 0, sizeof unit.tiles[T])
-#define GLASS_TILE_LOAD(T, FROM, STRIDE) unit.load(T, FROM, STRIDE)
-#define GLASS_TILE_STORE(T, TO, STRIDE) unit.store(T, TO, STRIDE)
-#define GLASS_TILE_ADD(SUM, A, B) unit.add(SUM, A, B)
-#else
+#elif !defined(GLASS_EMULATED_TILES)
 constexpr bool HAS_TILES = false;
 inline bool may_use_tiles() { return false; }
 struct Unit {};

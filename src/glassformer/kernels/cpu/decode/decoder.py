@@ -1,15 +1,14 @@
 """A model that generates text, whose cached step is one call of a compiled kernel."""
 
 import ctypes
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.encoder import NativeEncoder
-from glassformer.kernels.cpu.decode.pack import KINDS, Precision, address, zeros
-from glassformer.kernels.cpu.decode.stack import Tables, reads_in_place, settle, unsupported_config, weights_of
+from glassformer.kernels.cpu.decode.pack import address, zeros
+from glassformer.kernels.cpu.decode.stack import Tables, checked, reads_in_place, settle, weights_of
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.shapes import Float, Int
 
@@ -46,19 +45,12 @@ class NativeDecoder:
         threads: int | None = None,
     ):
         cfg = model.config
-        reason = unsupported_config(cfg)
-        if reason is not None:
-            raise library.NativeError(f"{reason}: use engine='torch'.")
-        if precision not in KINDS:
-            raise library.NativeError(f"precision={precision!r} is not known: use {', '.join(KINDS)}.")
-        if model.device.type != "cpu":
-            raise library.NativeError(f"the kernels run on a CPU and the model is on {model.device}: move it.")
+        known = checked(model, precision, "use engine='torch'")
         self.library, self.config, self.rows = library.load(), cfg, rows
         self.threads = threads or default_threads(model, rows)
         self.capacity = capacity or cfg.max_len or 1024
         if cfg.learned_positions is not None and cfg.max_len is not None:
             self.capacity = min(self.capacity, cfg.max_len)
-        known = cast("Precision", precision)
         if reads_in_place(model, known):
             settle(model, self.capacity)
         self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)

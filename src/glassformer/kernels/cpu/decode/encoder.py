@@ -1,14 +1,13 @@
 """Texts of unequal length through an encoder without padding: matmuls over real tokens alone, attention per text."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.pack import KINDS, Precision, address
-from glassformer.kernels.cpu.decode.stack import Tables, unsupported_config, weights_of
+from glassformer.kernels.cpu.decode.pack import address
+from glassformer.kernels.cpu.decode.stack import Tables, checked, weights_of
 from glassformer.model import EncoderLM, Seq2Seq
 from glassformer.shapes import Float
 
@@ -20,15 +19,10 @@ class NativeEncoder:
     """The encoder of a model as compiled kernels. torch computes embeddings, which are a hundredth of the work."""
 
     def __init__(self, model: EncoderLM | Seq2Seq, precision: str = "float32", threads: int | None = None):
-        if (reason := unsupported_config(model.config)) is not None:
-            raise library.NativeError(f"{reason}: use the model itself.")
-        if precision not in KINDS:
-            raise library.NativeError(f"precision={precision!r} is not known: use {', '.join(KINDS)}.")
-        if model.device.type != "cpu":
-            raise library.NativeError(f"the kernels run on a CPU and the model is on {model.device}: move it.")
+        known = checked(model, precision, "use the model itself")
         self.model, self.library = model, library.load()
         self.threads = threads or max(1, torch.get_num_threads())
-        self.weights = weights_of(model, cast("Precision", precision), "encoder")
+        self.weights = weights_of(model, known, "encoder")
         self.tables = Tables(self.weights, model.encoder, 1)
 
     @torch.no_grad()

@@ -22,6 +22,8 @@ inline void pause() {
 // it is only where other programs compete for the cores (2,000 rounds are some 40 microseconds).
 inline void relax(long spins) { spins < 2000 ? pause() : std::this_thread::yield(); }
 
+// The last of n threads to arrive starts a new round, which releases the others. Its release store and their acquire loads
+// make everything visible that any thread wrote before the barrier.
 struct Barrier {
     int n;
     std::atomic<int> waiting{0}, round{0};
@@ -38,6 +40,10 @@ struct Barrier {
 };
 
 // Threads that wait for work: they spin for a moment after each call, because a decoder calls again at once, then sleep.
+//
+// `run` writes work, asked and done, then increments `round` (release); a worker that sees the new round (acquire) sees them.
+// Every worker increments `done` once per round, those that were not asked included, so that none can still be in an old
+// round when `run` returns. `round` changes under the mutex, or a worker could go to sleep just after the notification.
 class Pool {
     std::mutex mutex;
     std::condition_variable wake;

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from glassformer import config as c
 from glassformer.config.model import PARALLEL
 from glassformer.kernels import decode_support
 from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.pack import Precision, Store, collapse, linear, matrix, norm, room
+from glassformer.kernels.cpu.decode.pack import KINDS, Precision, Store, collapse, linear, matrix, norm, room
 from glassformer.kernels.registry import Rule, any_values, unsupported_field
 from glassformer.model import DecoderLM, EncoderLM, Seq2Seq
 from glassformer.model.block import ParallelBlock, Stack
@@ -62,6 +62,18 @@ def unsupported_config(config: c.ModelConfig) -> str | None:
     if isinstance(config, c.EncoderConfig):
         return unsupported_field(config, ALLOWED_IN_ENCODERS)
     return unsupported_field(config, ALLOWED_IN_SEQ2SEQ if isinstance(config, c.Seq2SeqConfig) else ALLOWED)
+
+
+def checked(model: Model, precision: str, remedy: str) -> Precision:
+    """Return the precision if the kernels can run the model in it; otherwise raise NativeError with the reason."""
+    reason = unsupported_config(model.config)
+    if reason is not None:
+        raise library.NativeError(f"{reason}: {remedy}.")
+    if precision not in KINDS:
+        raise library.NativeError(f"precision={precision!r} is not known: use {', '.join(KINDS)}.")
+    if model.device.type != "cpu":
+        raise library.NativeError(f"the kernels run on a CPU and the model is on {model.device}: move it.")
+    return cast("Precision", precision)
 
 
 class Weights:

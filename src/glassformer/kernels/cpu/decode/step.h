@@ -1,8 +1,20 @@
 // A pass of some tokens through all layers of a decoder or an encoder.
 //
 // All threads go through the layers together. With few tokens, each thread has its own copy of the residual stream of
-// every token and computes some rows of each matrix; results are exchanged through one shared buffer and a barrier. The
-// definition is glassformer.model; tests/kernels/cpu/decode compares the two.
+// every token and computes some rows of each matrix; results are exchanged through one shared buffer and a barrier. With
+// many tokens, and in an encoder, each thread has the residual stream of its share of the tokens (`split`). The definition is
+// glassformer.model; tests/kernels/cpu/decode compares the two.
+//
+// A block is a sequence of phases with a barrier after each. What a thread writes in a phase, no other reads before the barrier:
+//   norm       the norm of the residual stream: of every token in a copy of its own, or of its share (then a barrier)
+//   convert    the input of a matmul in the form of its matrix: a copy of its own, or its tiles of a shared one (then a barrier)
+//   Q, K, V    chunks of rows of the three matrices: columns of qkv, of all tokens
+//   keys       norm, rotation, and copy to the cache: of its key/value heads, or of its share of the tokens
+//   heads      attention of its query heads over all keys: columns of mixed
+//   out        chunks of rows of the output projection: columns of first
+//   residual   adds first to its copy, or to its share; no barrier, unless the next phase reads other shares (enter)
+// then the same for cross-attention and the feed-forward (columns of hidden, then of second). A parallel block adds first and
+// second at its end.
 #pragma once
 #include "attention.h"
 #include "schedule.h"
@@ -11,7 +23,7 @@ namespace glass {
 
 struct Step {
     static constexpr int SPREAD = 16;  // from this many entries on, each thread has the residual stream of some of them only
-    enum { Q, K, V, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, PRODUCTS };
+    enum { Q, K, V, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, MATMULS };
     const Model& m;
     Cache& cache;
     const Entry* entries;
@@ -31,7 +43,7 @@ struct Step {
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, int threads, Scratch& scratch)
         : m(m), cache(cache), entries(entries), count(count), threads(threads), split(count >= SPREAD || !m.causal),
-          taken(m.layers * PRODUCTS + 1), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
+          taken(m.layers * MATMULS + 1), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
           qkv_pitch(padded_stride(m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value))),
           mixed_pitch(padded_stride(m.heads * m.d_value)), hidden_pitch(padded_stride(m.d_ff)) {
         barrier.n = threads;
@@ -75,8 +87,8 @@ struct Step {
     }
 
 private:
-    void matmul(int t, int product, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
-        for_row_chunks(t, threads, taken[product], w, count, [&](int first, int last, int next_row) {
+    void matmul(int t, int which, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
+        for_row_chunks(t, threads, taken[which], w, count, [&](int first, int last, int next_row) {
             multiply(w, first, last, x, pitch, v, y, stride, next_row);
         });
     }
@@ -93,7 +105,8 @@ private:
     float* q_of(int i) { return qkv + i * qkv_pitch; }
     float* k_of(int i) { return q_of(i) + m.heads * m.d_head; }
     float* v_of(int i) { return k_of(i) + m.kv_heads * m.d_head; }
-    long place(int layer, int sequence, int g, int capacity) const {
+    // Tokens before the first of a sequence and key/value head, in a cache (layers, sequences, kv_heads, capacity, width).
+    long cache_offset(int layer, int sequence, int g, int capacity) const {
         return (((long)layer * cache.sequences + sequence) * m.kv_heads + g) * capacity;
     }
 
@@ -102,7 +115,7 @@ private:
             const int start = i - entries[i].position;
             return {k_of(start) + g * m.d_head, v_of(start) + g * m.d_value, qkv_pitch, qkv_pitch};
         }
-        const long at = place(layer, entries[i].sequence, g, cache.capacity);
+        const long at = cache_offset(layer, entries[i].sequence, g, cache.capacity);
         return {cache.keys + at * m.d_head, cache.values + at * m.d_value, m.d_head, m.d_value};
     }
 
@@ -128,7 +141,7 @@ private:
         prepare_head(m, layer, layer.k, g, k, entries[i].position, true);
         clip(v, m.d_value, m.clip);
         if (!cache.keys) return;
-        const long at = place(index, entries[i].sequence, g, cache.capacity) + entries[i].position;
+        const long at = cache_offset(index, entries[i].sequence, g, cache.capacity) + entries[i].position;
         std::memcpy(cache.keys + at * m.d_head, k, m.d_head * sizeof(float));
         std::memcpy(cache.values + at * m.d_value, v, m.d_value * sizeof(float));
     }
@@ -178,7 +191,7 @@ private:
         for (int i = 0; i < count; i++)
             for (int h = m.heads * t / threads; h < m.heads * (t + 1) / threads; h++) {
                 const int sequence = entries[i].sequence;
-                const long at = place(index, sequence, h / (m.heads / m.kv_heads), cache.cross_capacity);
+                const long at = cache_offset(index, sequence, h / (m.heads / m.kv_heads), cache.cross_capacity);
                 const View view{cache.cross_keys + at * m.d_head, cache.cross_values + at * m.d_value, m.d_head, m.d_value};
                 float* q = q_of(i) + h * m.d_head;
                 prepare_head(m, layer, layer.cross_q, h, q, 0, false);
@@ -207,7 +220,7 @@ private:
 
     void feed(int t, int l, const float* in, const Vectors& v) {  // up projection, gate and activation
         const Layer& layer = m.layer[l];
-        for_row_chunks(t, threads, taken[l * PRODUCTS + UP], layer.up, count, [&](int a, int z, int next_row) {
+        for_row_chunks(t, threads, taken[l * MATMULS + UP], layer.up, count, [&](int a, int z, int next_row) {
             multiply(layer.up, a, z, in, model_pitch, v, hidden, hidden_pitch, next_row);
             if (m.gated) multiply(layer.gate, a, z, in, model_pitch, v, gates, hidden_pitch, next_row);
             for (int b = 0; b < count; b++) {
@@ -237,16 +250,16 @@ private:
         }
     }
 
-    void project_out(int t, int product, const Matrix& w) {  // the heads of attention, merged
+    void project_out(int t, int which, const Matrix& w) {  // the heads of attention, merged
         barrier.wait();
         const Vectors& v = take(t, scratch.mixes, mixed, mixed_pitch);
-        matmul(t, product, w, mixed, mixed_pitch, v, first, model_pitch);
+        matmul(t, which, w, mixed, mixed_pitch, v, first, model_pitch);
         barrier.wait();
     }
 
     void block(int t, int l, float* x, float* normed) {
         const Layer& layer = m.layer[l];
-        const int at = l * PRODUCTS;
+        const int at = l * MATMULS;
         const float* in = enter(t, layer.attention, x, normed);
         const Vectors& v = take(t, scratch.narrow, in, model_pitch);
         matmul(t, at + Q, layer.q_of, in, model_pitch, v, q_of(0), qkv_pitch);
@@ -286,7 +299,7 @@ private:
             for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
         const Vectors& v = take(t, scratch.head_input, last, D);
-        for_row_chunks(t, threads, taken[m.layers * PRODUCTS], m.head, asked, [&](int first, int end, int next_row) {
+        for_row_chunks(t, threads, taken[m.layers * MATMULS], m.head, asked, [&](int first, int end, int next_row) {
             multiply(m.head, first, end, last, D, v, logits, m.vocabulary, next_row);
             const float cap = m.head_softcap, inverse = 2 / cap;
             for (int i = 0; cap > 0 && i < asked; i++)

@@ -9,7 +9,7 @@
 #pragma once
 #include "matmul.h"
 
-constexpr int64_t BLOCK = 48;  // queries at a time
+constexpr int64_t BLOCK = 48;  // queries at a time: whole tiles (4 x 12 or 8 x 6), and 192 bytes of scores per key
 
 struct Heads {  // (batch, head, time, width): strides in elements, the last one 1
     void* data;

@@ -10,6 +10,8 @@
 
 #include "matmul.h"
 
+// Hidden columns and tokens at a time: TOKENS x SLICE floats are 192 KB, and stay in the second-level cache between the two
+// matmuls. The forward pass takes half as many tokens.
 constexpr int64_t SLICE = 256, TOKENS = 192;
 
 struct FeedForward {
@@ -30,6 +32,7 @@ static void pack_transposed_panels(const float* from, int64_t n, int64_t m, floa
                 for (int64_t i = 0; i < WIDE; ++i) to[p * PANEL * m + (d + i) * PANEL + j % PANEL] = from[j * m + d + i];
 }
 
+// The threads first pack both weights together (each `omp for` ends with a barrier), then each takes chunks of tokens.
 static void feed_forward(const FeedForward& f) {
     const int64_t D = f.width, F = f.hidden, chunks = (f.n + TOKENS / 2 - 1) / (TOKENS / 2);
     float* up = scratch((F + PANEL) * D + (D + PANEL) * F);
@@ -62,6 +65,8 @@ static void feed_forward(const FeedForward& f) {
     }
 }
 
+// The gradients of hidden columns s..s + wide: all of their d_up, d_down and d_up_bias, and their contribution to d_x, which is
+// added to what is there if `add`. `memory`: 2 x TOKENS rows of wide + WIDE floats.
 static void feed_slice(const FeedForward& f, int64_t s, int64_t wide, float* d_x, bool add, float* memory) {
     const int64_t D = f.width, F = f.hidden, row = wide + WIDE;
     float *hidden = memory, *d_pre = hidden + TOKENS * row;

@@ -70,7 +70,9 @@ static void multiply(Left<T> a, Right<T> b, float* c, int64_t c_row, int64_t m, 
     }
 }
 
-constexpr int64_t BLOCK_DEPTH = 384, BLOCK_ROWS = 16 * TALL;  // block of the left matrix: fits the second-level cache; a panel of BLOCK_DEPTH rows fits the first
+// A block of the left matrix, BLOCK_ROWS x BLOCK_DEPTH, fits the second-level cache (288 KB with AVX-512, 144 KB with AVX); a
+// panel of BLOCK_DEPTH rows (48 or 24 KB) has about the size of the first.
+constexpr int64_t BLOCK_DEPTH = 384, BLOCK_ROWS = 16 * TALL;
 
 // Pack a column-major (m,depth) into tiles of TALL rows: (i, d) at tile i / TALL, row d, column i % TALL.
 static void pack_tiles(Left<float> a, int64_t m, int64_t depth, float* to) {
@@ -94,7 +96,8 @@ static void multiply_panel(const float* a, int64_t a_row, const float* panel, fl
 }
 
 // As `multiply`, for large matrices. Operands are first packed into contiguous buffers: rows at a stride of some kilobytes
-// map to few cache sets and evict each other.
+// map to few cache sets and evict each other. `left` holds a transposed block of a in tiles (pack_tiles), `right` a panel of
+// b, (length, PANEL); a row-major a and a b that lies in panels are read in place.
 static void multiply_large(Left<float> a, Right<float> b, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add = false) {
     static thread_local float held[(BLOCK_ROWS + PANEL) * BLOCK_DEPTH + WIDE];
     float *left = cache_aligned(held), *right = left + BLOCK_ROWS * BLOCK_DEPTH;

@@ -1,16 +1,23 @@
 """The architectures of llama.cpp that models are written as and read from: one `Architecture` each.
 
-To add one: list the keys of its metadata with the keys of config.json, the names of its tensors, and the values that
-llama.cpp assumes without a key. `write.py` and `read.py` use nothing else.
+To add one: list the keys of its metadata with the keys of config.json, the tensors whose names or layouts are not the
+usual ones, and the values that llama.cpp assumes without a key. `write.py` and `read.py` use nothing else.
+
+The metadata go through config.json, so that `families` reads and writes them. Tensors do not: they have the same names
+in all architectures of llama.cpp, and so have ours.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from glassformer.config import ModelConfig, MoE
+from glassformer.weights.convert import CONCATENATED, IDENTITY, Row, Transform, linear
 from glassformer.weights.errors import WeightsError
-from glassformer.weights.formats.gguf.layouts import PLUS_ONE, SAME, TRANSPOSED, Interleaved, Layout
+from glassformer.weights.formats.gguf.layouts import PLUS_ONE, Interleaved
 from glassformer.weights.formats.gguf.rope import read_rope, write_rope
+from glassformer.weights.hf.experts import Packed
+from glassformer.weights.hf.layouts import GATE_UP, OURS, QKV
 
 Metadata = dict[str, Any]
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
@@ -26,18 +33,20 @@ class Key:
     required: bool = True
 
 
-@dataclass(frozen=True)
-class Name:
-    """A tensor, or the weight and bias of a layer. `{i}` is the layer.
-
-    If `hf` has `{j}`, the index of an expert, the GGUF tensor stacks the tensors of all experts.
-    """
-
-    gguf: str
-    hf: str
-    layout: Layout = SAME
-    exact: bool = False
-    """True if the tensor stays in float32 when others are quantised."""
+NAMES: dict[str, str] = {
+    **{"attn_norm": "norm_attention", "ffn_norm": "norm_feedforward"},
+    **{"post_attention_norm": "norm_attention_out", "post_ffw_norm": "norm_feedforward_out"},
+    **{f"attn_{x}": f"attention.{x}" for x in "qkv"},
+    **{f"attn_{x}_norm": f"attention.{x}_norm" for x in "qk"},
+    "attn_output": "attention.o",
+    **{f"ffn_{x}": f"feedforward.{x}" for x in ("gate", "up", "down")},
+    "ffn_gate_inp": "feedforward.router",
+}
+"""The modules of a block: their names in llama.cpp, and ours (several if theirs is fused)."""
+FUSED_NAMES = {name: ours for name, ours in NAMES.items() if name not in ("attn_q", "attn_k", "attn_v")}
+FUSED_NAMES |= {"attn_qkv": QKV}
+EXACT = ("position_embd.weight", "ffn_gate_inp.weight", "_norm.weight", "rope_freqs.weight")
+"""Ends of the names of tensors that stay in float32 when others are quantised."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,11 @@ class Architecture:
     types: tuple[str, ...]
     """The values of `model_type` that are written as this architecture. The first one is read from it."""
     keys: tuple[Key, ...]
-    names: tuple[Name, ...]
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    layouts: Callable[[ModelConfig], Mapping[str, Transform]] = lambda config: {}
+    """Returns the modules of a block whose memory layout is not ours."""
+    norm: Transform = IDENTITY
+    """The layout of the final norm."""
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of config.json and the values that llama.cpp assumes: no others can be written. The first one is read."""
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +76,22 @@ class Architecture:
     """Returns `query_pre_attn_scalar` as llama.cpp assumes it, from the rest of config.json."""
     read_type: Callable[[Metadata], str] | None = None
     """Returns the model_type of a file, if it is not the first of `types`."""
+
+    def rows(self, config: ModelConfig) -> tuple[Row, ...]:
+        """Return the names of the tensors in llama.cpp, and ours."""
+        layouts, E = self.layouts(config), config.feedforward.n_experts if isinstance(config.feedforward, MoE) else 0
+        rows = [Row("token_embd.weight", ("embed.tokens.weight",)), *linear("output", "head")]
+        rows += [Row("position_embd.weight", ("decoder.position.weight",))]
+        rows += linear("output_norm", "decoder.norm", transform=self.norm)
+        rows += linear("blk.{i}.attn_norm", f"{OURS}.norm")  # one norm for two branches
+        for theirs, ours in self.names.items():
+            parts = [f"{OURS}.{part}" for part in ours.split()]
+            layout = layouts.get(theirs, CONCATENATED if len(parts) > 1 else IDENTITY)
+            rows += linear(f"blk.{{i}}.{theirs}", *parts, transform=layout)
+        for x in ("gate", "up", "down"):
+            expert = f"{OURS}.feedforward.experts.{{j}}.{x}.weight"
+            rows += [Row(f"blk.{{i}}.ffn_{x}_exps.weight", (expert,), Packed(), every=E)] if E else []
+        return tuple(rows)
 
     def metadata(self, data: Mapping[str, Any]) -> Metadata:
         """Return the metadata of a model from its config.json.
@@ -140,12 +169,6 @@ def for_type(model_type: str) -> Architecture:
     raise WeightsError(f"a {model_type} model cannot be written as GGUF: known types are {known}; use --to hf.")
 
 
-def _block(names: Mapping[str, str], hf_block: str, layouts: Mapping[str, Layout] | None = None) -> Iterator[Name]:
-    """Return the names of the tensors of a block."""
-    for gguf, hf in names.items():
-        yield Name(f"blk.{{i}}.{gguf}", f"{hf_block}.{hf}", (layouts or {}).get(gguf, SAME))
-
-
 GPT2 = Architecture(
     name="gpt2",
     types=("gpt2",),
@@ -157,20 +180,7 @@ GPT2 = Architecture(
         Key("attention.head_count", "n_head"),
         Key("attention.layer_norm_epsilon", "layer_norm_epsilon", float),
     ),
-    names=(
-        Name("token_embd", "transformer.wte"),
-        Name("position_embd", "transformer.wpe", exact=True),
-        *_block(
-            {
-                **{"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj"},
-                **{"ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-            },
-            "transformer.h.{i}",
-            dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), TRANSPOSED),
-        ),
-        Name("output_norm", "transformer.ln_f"),
-        Name("output", "lm_head"),
-    ),
+    names=FUSED_NAMES,
     fixed={"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,)},
     rotary=False,
 )
@@ -188,57 +198,31 @@ LLAMA_KEYS = (
     Key("expert_count", "num_local_experts", required=False),
     Key("expert_used_count", "num_experts_per_tok", required=False),
 )
-ENDS = (Name("token_embd", "model.embed_tokens"), Name("output_norm", "model.norm"), Name("output", "lm_head"))
-BLOCK = {
-    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-    **{"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"},
-    **{"attn_output": "self_attn.o_proj"},
-    **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
-}
-HF_BLOCK = "model.layers.{i}"
 SILU = {"hidden_act": ("silu", "swish")}
 
 LLAMA = Architecture(
     name="llama",
     types=("llama", "mistral", "mixtral"),
     keys=LLAMA_KEYS,
-    names=(
-        *ENDS,
-        *_block(
-            BLOCK,
-            HF_BLOCK,
-            {"attn_q": Interleaved("num_attention_heads"), "attn_k": Interleaved("num_key_value_heads")},
-        ),
-        Name("blk.{i}.ffn_gate_inp", f"{HF_BLOCK}.block_sparse_moe.gate", exact=True),
-        Name("blk.{i}.ffn_gate_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w1"),
-        Name("blk.{i}.ffn_up_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w3"),
-        Name("blk.{i}.ffn_down_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w2"),
-    ),
+    layouts=lambda config: {"attn_q": Interleaved(config.n_heads), "attn_k": Interleaved(config.n_kv_heads)},
     fixed=SILU,
     flags={"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_down.bias"},
     read_type=lambda own: "mixtral" if own.get("expert_count") else "llama",
 )
 
-QWEN2 = Architecture(
-    name="qwen2",
-    types=("qwen2",),
-    keys=LLAMA_KEYS[:-2],
-    names=(*ENDS, *_block(BLOCK, HF_BLOCK)),
-    fixed=SILU,
-)
+QWEN2 = Architecture(name="qwen2", types=("qwen2",), keys=LLAMA_KEYS[:-2], fixed=SILU)
 
 QWEN3 = Architecture(
     name="qwen3",
     types=("qwen3",),
     keys=LLAMA_KEYS[:-2],
-    names=(
-        *ENDS,
-        *_block(BLOCK | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}, HF_BLOCK),
-    ),
     fixed={**SILU, "attention_bias": (False,)},
 )
 
-GEMMA_ENDS = (Name("token_embd", "model.embed_tokens"), Name("output_norm", "model.norm", PLUS_ONE))
+GEMMA_NORMS: dict[str, Any] = {
+    "layouts": lambda config: {name: PLUS_ONE for name in NAMES if name.endswith("norm")},
+    "norm": PLUS_ONE,
+}
 TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu")  # transformers computes all of them alike in Gemma
 GEMMA_FIXED = {"tie_word_embeddings": (True,), "attention_bias": (False,)}
 
@@ -246,8 +230,8 @@ GEMMA = Architecture(
     name="gemma",
     types=("gemma",),
     keys=LLAMA_KEYS[:-2],
-    names=(*GEMMA_ENDS, *_block(BLOCK, HF_BLOCK, dict.fromkeys(("attn_norm", "ffn_norm"), PLUS_ONE))),
     fixed={**GEMMA_FIXED, "hidden_act": TANH_GELU},
+    **GEMMA_NORMS,
 )
 
 
@@ -261,12 +245,6 @@ def _gemma_scalar(largest: int) -> Callable[[Mapping[str, Any]], float]:
     return scalar
 
 
-SANDWICH = BLOCK | {
-    **{"post_attention_norm": "post_attention_layernorm"},
-    **{"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
-}
-SANDWICH_NORMS = dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), PLUS_ONE)
-
 GEMMA2 = Architecture(
     name="gemma2",
     types=("gemma2",),
@@ -275,46 +253,29 @@ GEMMA2 = Architecture(
         Key("attn_logit_softcapping", "attn_logit_softcapping", float),
         Key("final_logit_softcapping", "final_logit_softcapping", float),
     ),
-    names=(*GEMMA_ENDS, *_block(SANDWICH, HF_BLOCK, SANDWICH_NORMS)),
     fixed={**GEMMA_FIXED, "hidden_activation": TANH_GELU},
     has_windows=True,
     windows=lambda layer: layer % 2 == 0,
     scalar=_gemma_scalar(largest=46),
+    **GEMMA_NORMS,
 )
 
 GEMMA3 = Architecture(
     name="gemma3",
     types=("gemma3_text",),
     keys=(*LLAMA_KEYS[:-2], Key("final_logit_softcapping", "final_logit_softcapping", float, required=False)),
-    names=(
-        *GEMMA_ENDS,
-        *_block(
-            SANDWICH | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
-            HF_BLOCK,
-            SANDWICH_NORMS | dict.fromkeys(("attn_q_norm", "attn_k_norm"), PLUS_ONE),
-        ),
-    ),
     fixed={**GEMMA_FIXED, "hidden_activation": TANH_GELU},
     has_windows=True,
     windows=lambda layer: layer % 6 < 5,
     scalar=_gemma_scalar(largest=62),
+    **GEMMA_NORMS,
 )
 
 PHI3 = Architecture(
     name="phi3",
     types=("phi3",),
     keys=LLAMA_KEYS[:-2],
-    names=(
-        *ENDS,
-        *_block(
-            {
-                **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-                **{"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"},
-                **{"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
-            },
-            HF_BLOCK,
-        ),
-    ),
+    names={name: ours for name, ours in FUSED_NAMES.items() if name != "ffn_gate"} | {"ffn_up": GATE_UP},
     fixed=SILU,
 )
 
@@ -325,14 +286,6 @@ STABLELM = Architecture(
         *(key for key in LLAMA_KEYS[:-2] if key.hf != "rms_norm_eps"),
         Key("attention.layer_norm_epsilon", "layer_norm_eps", float),
         Key("use_parallel_residual", "use_parallel_residual", bool),
-    ),
-    names=(
-        *ENDS,
-        *_block(BLOCK, HF_BLOCK),
-        *(
-            Name(f"blk.{{i}}.attn_{x}_norm", f"{HF_BLOCK}.self_attn.{x}_layernorm.norms.{{j}}", exact=True)
-            for x in "qk"
-        ),
     ),
     fixed={**SILU, "tie_word_embeddings": (False,)},
     flags={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},

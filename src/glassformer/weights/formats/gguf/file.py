@@ -1,7 +1,7 @@
 """The contents of a GGUF file: its metadata, and its tensors, which are dequantised when they are read."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def is_gguf(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of a GGUF file, or one expert of a stacked tensor."""
+    """A tensor of a GGUF file."""
 
     mapped: MappedFile
     name: str
@@ -62,11 +62,6 @@ class GgufTensor:
     @property
     def is_view(self) -> bool:
         return self.type in PLAIN
-
-    def part(self, index: int) -> "GgufTensor":
-        """Return one element along the first dimension."""
-        size = self.n_bytes // self.shape[0]
-        return replace(self, shape=self.shape[1:], start=self.start + index * size, n_bytes=size)
 
     def read(self) -> Tensor:
         if self.type in PLAIN:

@@ -1,6 +1,5 @@
-"""Read a GGUF file: its metadata becomes a config.json, and its tensors get the names of a Hugging Face folder."""
+"""Read a GGUF file: `families` makes a config of its metadata, written as a config.json; its tensors get our names."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,48 +8,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.weights.errors import WeightsError, summarize
+from glassformer.config import ModelConfig
+from glassformer.weights import convert, families
+from glassformer.weights.convert import Drop
+from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
-from glassformer.weights.formats.gguf.architectures import Architecture, Name, find
-from glassformer.weights.formats.gguf.file import PLAIN, GgufFile, GgufTensor, open_gguf
-from glassformer.weights.formats.gguf.layouts import Layout
+from glassformer.weights.formats.gguf.architectures import Architecture, find
+from glassformer.weights.formats.gguf.file import PLAIN, GgufFile, open_gguf
 from glassformer.weights.formats.gguf.rope import FREQUENCIES, recognize_factors
-from glassformer.weights.tensors import Stored, Tensors
+from glassformer.weights.tensors import Tensors
 
-IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?|blk\.\d+\.rope_freqs\.weight")
-"""Frequencies that old files store."""
+DROPS = tuple(
+    Drop(name, "frequencies, of which the config has the parameters")
+    for name in (FREQUENCIES, "blk.{i}.attn_rot_embd", "blk.{i}.attn_rot_embd.weight", "blk.{i}.rope_freqs.weight")
+)
 
 
 @dataclass(frozen=True)
-class LaidOut:
-    """A tensor of a GGUF file in the layout of a Hugging Face folder."""
+class GgufSource:
+    """The contents of a GGUF file."""
 
-    tensor: GgufTensor
-    layout: Layout
-    data: Mapping[str, Any]
+    path: Path
+    architecture: Architecture
+    data: dict[str, Any]
+    """The metadata as a config.json."""
+    tensors: Tensors
+    notes: list[str]
 
-    @property
-    def file(self) -> Path:
-        return self.tensor.file
+    def config(self) -> ModelConfig:
+        try:
+            _, config = families.read_config(Source(dict(self.data), None))
+            families.check_sizes(config, self.tensors, "token_embd.weight")
+        except WeightsError as error:
+            raise self._refused(error) from None
+        return config
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.layout.hf_shape(self.tensor.shape)
+    def read(
+        self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
+    ) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
+        """Return config, state dict and notes."""
+        config = self.config()
+        rows = self.architecture.rows(config)
+        try:
+            moves = convert.plan(rows, convert.shapes(config), "")
+            state, notes = convert.read(self.tensors, moves, rows, DROPS, "", dtype, device, copy)
+        except WeightsError as error:
+            raise self._refused(error) from None
+        return config, state, [*self.notes, *notes]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    @property
-    def is_view(self) -> bool:
-        return self.tensor.is_view and not self.layout.copies
-
-    def read(self) -> Tensor:
-        return self.layout.to_hf(self.tensor.read(), self.data)
+    def _refused(self, error: WeightsError) -> WeightsError:
+        return WeightsError(f"{self.path}: {str(error).replace('config.json', 'its metadata')}")
 
 
-def read_gguf(path: Path) -> Source:
-    """Return the model of a GGUF file as the contents of a Hugging Face folder."""
+def read_gguf(path: Path) -> GgufSource:
+    """Return the contents of a GGUF file. No tensor is read yet."""
     file = open_gguf(path)
     if file.metadata.get("split.count", 0) > 1:
         raise WeightsError(
@@ -63,7 +74,7 @@ def read_gguf(path: Path) -> Source:
         raise WeightsError(f"{path}: {error}") from None
 
 
-def _source(file: GgufFile) -> Source:
+def _source(file: GgufFile) -> GgufSource:
     architecture = find(file.metadata.get("general.architecture"))
     if "token_embd.weight" not in file.tensors:
         raise WeightsError("it has no token_embd.weight, so it is not a language model.")
@@ -72,10 +83,9 @@ def _source(file: GgufFile) -> Source:
     data["tie_word_embeddings"] = "output.weight" not in file.tensors
     if FREQUENCIES in file.tensors:
         data |= recognize_factors(file.tensors[FREQUENCIES].read(), data)
-    stored = _named(file, architecture, data)
     quantised = sorted({t.type for t in file.tensors.values()} - PLAIN.keys())
     notes = [f"{', '.join(quantised)} tensors were dequantised."] if quantised else []
-    return Source(data, Tensors(stored, (file.mapped,)), notes=notes)
+    return GgufSource(file.path, architecture, data, Tensors(file.tensors, (file.mapped,)), notes)
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,31 +94,3 @@ def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
     ends = [ids[name] for name in ("eos", "eot") if ids[name] is not None]
     eos: Any = ends if len(set(ends)) > 1 else next(iter(ends), None)
     return {"bos_token_id": ids["bos"], "eos_token_id": eos, "pad_token_id": ids["padding"]}
-
-
-def _named(file: GgufFile, architecture: Architecture, data: Mapping[str, Any]) -> dict[str, Stored]:
-    """Return the tensors under the names of a Hugging Face folder; stacked experts become one tensor each."""
-    patterns = [(re.compile(re.escape(n.gguf).replace(r"\{i\}", r"(?P<i>\d+)")), n) for n in architecture.names]
-    out: dict[str, Stored] = {}
-    unknown = []
-    for full, tensor in file.tensors.items():
-        layer, _, part = full.rpartition(".")
-        found = next(((m, name) for regex, name in patterns if (m := regex.fullmatch(layer))), None)
-        if full == FREQUENCIES or IGNORED.fullmatch(full):
-            continue
-        if found is None or part not in ("weight", "bias"):
-            unknown.append(f"{full} {list(tensor.shape)}")
-            continue
-        for name, each in _parts(found[1], found[0].groupdict(), tensor):
-            out[f"{name}.{part}"] = LaidOut(each, found[1].layout, data)
-    if unknown:
-        raise WeightsError(
-            f"it has tensors that the architecture {architecture.name} does not have ({summarize(unknown)})."
-        )
-    return out
-
-
-def _parts(name: Name, values: dict[str, str], tensor: GgufTensor) -> list[tuple[str, GgufTensor]]:
-    if "{j}" not in name.hf:
-        return [(name.hf.format(**values), tensor)]
-    return [(name.hf.format(**values, j=j), tensor.part(j)) for j in range(tensor.shape[0])]

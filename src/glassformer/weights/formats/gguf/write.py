@@ -1,8 +1,7 @@
 """Write a model as a GGUF file: metadata, tokenizer, and tensors in the chosen quantisation."""
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,10 +12,11 @@ from torch import Tensor
 
 from glassformer.config import ModelConfig
 from glassformer.weights import families
+from glassformer.weights.convert import IDENTITY, Move, plan
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.formats.gguf.architectures import Architecture, Name, for_type
-from glassformer.weights.formats.gguf.file import library
-from glassformer.weights.formats.gguf.read import read_gguf
+from glassformer.weights.family import Source
+from glassformer.weights.formats.gguf.architectures import EXACT, Architecture, for_type
+from glassformer.weights.formats.gguf.file import library, open_gguf
 from glassformer.weights.formats.gguf.rope import FREQUENCIES, frequency_factors
 from glassformer.weights.formats.gguf.vocabulary import Vocabulary
 
@@ -34,46 +34,16 @@ class GgufModel:
 
     config: ModelConfig
     architecture: Architecture
-    data: dict[str, Any]
-    """config.json"""
-    tensors: dict[str, Tensor]
-    """Tensors under their names in a Hugging Face folder."""
+    moves: dict[str, Move]
+    """How the state dict gives each GGUF tensor, by its name."""
+    state: dict[str, Tensor]
     metadata: dict[str, Any]
     notes: tuple[str, ...] = ()
 
-    def entries(self) -> Iterator[tuple[str, tuple[str, ...], Name]]:
-        """Yield the name of each GGUF tensor, the tensors that it holds, and its row of the table."""
-        stacks: dict[str, tuple[list[str], Name]] = {}
-        patterns = [(re.compile(_pattern(name.hf)), name) for name in self.architecture.names]
-        unknown = []
-        for full in self.tensors:
-            layer, _, part = full.rpartition(".")
-            found = next(((m, name) for regex, name in patterns if (m := regex.fullmatch(layer))), None)
-            if found is None:
-                unknown.append(full)
-                continue
-            gguf = f"{found[1].gguf.format(**found[0].groupdict())}.{part}"
-            stacks.setdefault(gguf, ([], found[1]))[0].append(full)
-        if unknown:
-            raise WeightsError(
-                f"tensors that llama.cpp's architecture {self.architecture.name} does not have cannot be written as "
-                f"GGUF ({summarize(unknown)}): use --to hf or --to glass."
-            )
-        for gguf, (names, row) in stacks.items():
-            yield gguf, tuple(sorted(names, key=_numbers)), row
-
-    def tensor(self, names: tuple[str, ...], row: Name) -> Tensor:
-        """Return the values of a GGUF tensor: one tensor in the layout of llama.cpp, or the experts stacked."""
-        parts = [row.layout.to_gguf(self.tensors[name], self.data) for name in names]
-        return torch.stack(parts) if "{j}" in row.hf else parts[0]
-
-
-def _pattern(hf: str) -> str:
-    return re.escape(hf).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{j\}", r"(?P<j>\d+)")
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", name)]
+    def tensor(self, name: str) -> Tensor:
+        """Return the values of a GGUF tensor."""
+        move = self.moves[name]
+        return move.transform.theirs([self.state[part] for part in move.ours])
 
 
 def describe(config: ModelConfig, state: Mapping[str, Tensor]) -> GgufModel:
@@ -84,21 +54,33 @@ def describe(config: ModelConfig, state: Mapping[str, Tensor]) -> GgufModel:
     """
     if config.head is None:
         raise WeightsError("a model without a head cannot be written as GGUF: llama.cpp needs one to compute logits.")
-    data, tensors = families.to_hf(config, state)
+    data, _ = families.to_hf(config, state)
     notes: tuple[str, ...] = ()
     if not for_type(data["model_type"]).has_windows:
         config, notes = _without_window(config)
-        data, tensors = families.to_hf(config, state)
+        data, _ = families.to_hf(config, state)
     architecture = for_type(data["model_type"])
     metadata = architecture.metadata(data)
     metadata[f"{architecture.name}.vocab_size"] = config.vocab_size
+    held = families.with_biases(families.read_config(Source(dict(data), None))[1], state)
+    moves = _moves(architecture, config, held)
     factors = frequency_factors(data)
     if factors is not None:
-        tensors = tensors | {FREQUENCIES: factors}
-        architecture = dataclasses.replace(
-            architecture, names=(*architecture.names, Name("rope_freqs", "rope_freqs", exact=True))
+        held[FREQUENCIES], shape = factors, tuple(factors.shape)
+        moves[FREQUENCIES] = Move(FREQUENCIES, (FREQUENCIES,), IDENTITY, (), True, shape, (shape,))
+    return GgufModel(config, architecture, moves, held, metadata, notes)
+
+
+def _moves(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Move]:
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    moves = plan(architecture.rows(config), shapes, "", strict=False)
+    used = {name for move in moves for name in move.ours}
+    if unknown := [name for name in state if name not in used]:
+        raise WeightsError(
+            f"tensors that llama.cpp's architecture {architecture.name} does not have cannot be written as GGUF "
+            f"({summarize(unknown)}): use --to hf or --to glass."
         )
-    return GgufModel(config, architecture, data, tensors, metadata, notes)
+    return {move.theirs: move for move in moves}
 
 
 def _without_window(config: ModelConfig) -> tuple[ModelConfig, tuple[str, ...]]:
@@ -122,7 +104,7 @@ def write_gguf(
     model: GgufModel, path: Path, quantization: Quantization, vocabulary: Vocabulary, name: str
 ) -> dict[str, str]:
     """Write a GGUF file, and return the type of each tensor in it."""
-    has_output = any(entry[0] == "output.weight" for entry in model.entries())
+    has_output = "output.weight" in model.moves
     file_type = FILE_TYPES.get(quantization, f"MOSTLY_{quantization.upper()}")
 
     def kind_of(full: str, shape: tuple[int, ...], exact: bool) -> str:
@@ -148,11 +130,10 @@ def write_tensors(
         writer.add_file_type(int(gguf.LlamaFileType[file_type]))
     for key, value in {**model.metadata, **vocabulary.metadata}.items():
         _add(writer, key, value)
-    entries = list(model.entries())
     types = {}
-    for full, names, row in entries:
-        shape = _shape(model, names, row)
-        types[full] = kind = kind_of(full, shape, row.exact)
+    for full, move in model.moves.items():
+        shape = move.shape
+        types[full] = kind = kind_of(full, shape, full.endswith(EXACT))
         quant = gguf.GGMLQuantizationType[kind]
         if kind in ("F32", "F16"):
             dtype = np.dtype(np.float32 if kind == "F32" else np.float16)
@@ -164,8 +145,8 @@ def write_tensors(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for full, names, row in entries:
-            writer.write_tensor_data(_quantize(full, model.tensor(names, row), types[full]))
+        for full, kind in types.items():
+            writer.write_tensor_data(_quantize(full, model.tensor(full), kind))
     finally:
         writer.close()
     return types
@@ -184,11 +165,6 @@ def _add(writer: Any, key: str, value: Any) -> None:
             writer.add_string(key, value)
         case _:
             writer.add_array(key, value)
-
-
-def _shape(model: GgufModel, names: tuple[str, ...], row: Name) -> tuple[int, ...]:
-    shape = row.layout.hf_shape(tuple(model.tensors[names[0]].shape))
-    return (len(names), *shape) if "{j}" in row.hf else shape
 
 
 def _type(full: str, shape: tuple[int, ...], exact: bool, quantization: Quantization, has_output: bool) -> str:
@@ -215,19 +191,12 @@ def _quantize(full: str, tensor: Tensor, kind: str) -> np.ndarray:
 
 def compare_file(path: Path, model: GgufModel, types: Mapping[str, str]) -> None:
     """Read a file back and compare every tensor with the model, rounded as the file rounds it."""
-    source = read_gguf(path)
-    assert source.tensors is not None
-    gguf, wrong = library(), []
-    for full, names, row in model.entries():
-        if full == FREQUENCIES:
-            continue
-        for name in names:
-            layout = row.layout
-            values = _quantize(full, layout.to_gguf(model.tensors[name], model.data), types[full])
-            kept = torch.from_numpy(gguf.quants.dequantize(values, gguf.GGMLQuantizationType[types[full]]))
-            back = source.tensors.read(name).float()
-            if not torch.equal(layout.to_hf(kept, model.data).view(torch.int32), back.contiguous().view(torch.int32)):
-                wrong.append(name)
+    gguf, wrong, file = library(), [], open_gguf(path)
+    for full, kind in types.items():
+        kept = gguf.quants.dequantize(_quantize(full, model.tensor(full), kind), gguf.GGMLQuantizationType[kind])
+        back = file.tensors[full].read().float().contiguous()
+        if not torch.equal(torch.from_numpy(kept).view(torch.int32), back.view(torch.int32)):
+            wrong.append(full)
     if wrong:
         raise WeightsError(f"the GGUF file reads back differently ({summarize(wrong)}): nothing was replaced.")
 
