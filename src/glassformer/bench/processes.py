@@ -1,4 +1,4 @@
-"""Control a contender's process: start it, send it requests, stop it while others run, and always end it."""
+"""Control a process: start it, send it requests, stop it while others run, and always end it."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,15 @@ class Died(Exception):  # noqa: N818 (the name describes the event)
     """A contender's process ended, or did not answer in time; `str` is its last line of output."""
 
 
-class Worker:
+class Process:
     """One process in its own session, so that a signal reaches its threads and children and no other process."""
 
-    def __init__(self, order: Order, caches: Path | None = None):
-        self.name, self.order = order.name, order
+    def __init__(self, command: Sequence[str], variables: dict[str, str], folder: Path | None = None):
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True,
-            env=environment(order.threads, order.device, caches),
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True,
+            env=variables, cwd=folder,
         )  # fmt: skip
         self.unread = b""
 
@@ -48,8 +47,8 @@ class Worker:
         except BrokenPipeError:
             raise Died(self.last_error()) from None
 
-    def receive(self, seconds: float = SECONDS) -> dict[str, Any]:
-        """Return the next answer of the process."""
+    def read_line(self, seconds: float) -> bytes:
+        """Return the next line that the process prints. Raise Died if it ends before, or takes longer."""
         assert self.process.stdout is not None
         until, pipe = time.monotonic() + seconds, self.process.stdout.fileno()
         while b"\n" not in self.unread:
@@ -61,28 +60,13 @@ class Worker:
                 raise Died(self.last_error())
             self.unread += part
         line, self.unread = self.unread.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def load(self) -> dict[str, Any]:
-        """Send the order, and return the answer of the process when it is loaded and warm."""
-        self.send(self.order.to_json())
-        ready: dict[str, Any] = self.receive()["ready"]
-        return ready
-
-    def turn(self, number: int) -> dict[str, Any]:
-        """Run one turn: resume the process, measure, stop it."""
-        self.signal(signal.SIGCONT)
-        self.send(json.dumps({"turn": number}))
-        answer = self.receive()
-        self.signal(signal.SIGSTOP)
-        return answer
+        return line
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Kill the process, also if it is stopped."""
         self.signal(signal.SIGKILL)
         self.process.wait()
@@ -105,6 +89,33 @@ class Worker:
         if code is not None and code < 0:
             return f"ended by {signal.Signals(-code).name}" + (f" after: {lines[-1]}" if lines else "")
         return lines[-1] if lines else f"it ended with code {code}"
+
+
+class Worker(Process):
+    """The process of a contender."""
+
+    def __init__(self, order: Order, caches: Path | None = None):
+        self.name, self.order = order.name, order
+        super().__init__(COMMAND, environment(order.threads, order.device, caches))
+
+    def receive(self, seconds: float = SECONDS) -> dict[str, Any]:
+        """Return the next answer of the process."""
+        answer: dict[str, Any] = json.loads(self.read_line(seconds))
+        return answer
+
+    def load(self) -> dict[str, Any]:
+        """Send the order, and return the answer of the process when it is loaded and warm."""
+        self.send(self.order.to_json())
+        ready: dict[str, Any] = self.receive()["ready"]
+        return ready
+
+    def turn(self, number: int) -> dict[str, Any]:
+        """Run one turn: resume the process, measure, stop it."""
+        self.signal(signal.SIGCONT)
+        self.send(json.dumps({"turn": number}))
+        answer = self.receive()
+        self.signal(signal.SIGSTOP)
+        return answer
 
 
 def environment(threads: int, device: str = "cpu", caches: Path | None = None) -> dict[str, str]:
@@ -135,7 +146,7 @@ def ending_workers() -> Iterator[list[Worker]]:
         yield workers
     finally:
         for worker in workers:
-            worker.end()
+            worker.close()
 
 
 def ask_once(order: Order) -> dict[str, Any]:

@@ -134,9 +134,9 @@ def test_a_worker_that_dies_or_hangs_costs_one_subject():
     assert [one["subject"] for one in found] == waiting
     assert [one["error"] for one in found] == [
         None,
-        "the process ended with code 3",
+        "it ended with code 3",
         None,
-        "no answer within 4 s",
+        "it gave no answer in 4 s",
         None,
     ]
 

@@ -17,14 +17,12 @@ import argparse
 import contextlib
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +32,7 @@ from typing import Any
 
 from glassformer.bench.commands import parser
 from glassformer.bench.developer.old_releases_subjects import CLASSES
+from glassformer.bench.processes import Died, Process
 
 ROOT = Path(__file__).parents[4]
 RELEASES = ("5.8.1", "5.12.1", "5.16.1", "5.22.2")
@@ -158,46 +157,19 @@ def examined(command: list[str], waiting: list[str], seconds: float, grace: floa
     """
     waiting = list(waiting)
     while waiting:
-        with worker([*command, "--seconds", str(seconds), *waiting]) as (process, lines):
+        process = Process([*command, "--seconds", str(seconds), *waiting], environment(), ROOT)
+        with contextlib.closing(process):
             while waiting:
                 try:
-                    line = lines.get(timeout=seconds + grace)
-                except queue.Empty:
-                    yield {"subject": waiting.pop(0), "error": f"no answer within {seconds + grace:g} s"}
+                    line = process.read_line(seconds + grace)
+                except Died as death:
+                    yield {"subject": waiting.pop(0), "error": str(death)}
                     break
-                if not line:
-                    yield {"subject": waiting.pop(0), "error": f"the process ended with code {process.wait()}"}
-                    break
-                with contextlib.suppress(json.JSONDecodeError):  # a release may print lines of its own
+                with contextlib.suppress(ValueError):  # a release may print lines of its own
                     found = json.loads(line)
                     if isinstance(found, dict) and found.get("subject") == waiting[0]:
                         waiting.pop(0)
                         yield found
-
-
-@contextlib.contextmanager
-def worker(command: list[str]) -> Iterator[tuple["subprocess.Popen[str]", "queue.Queue[str]"]]:
-    """Start a process and yield it with a queue of its lines, "" at the end. It is always killed on exit."""
-    process = subprocess.Popen(
-        command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdout is not None
-    pipe, lines = process.stdout, queue.Queue[str]()
-
-    def read() -> None:
-        for line in pipe:
-            lines.put(line)
-        lines.put("")
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        yield process, lines
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        pipe.close()
 
 
 def examine(release: str, folder: Path, wanted: list[str], seconds: float) -> Iterator[Row]:
