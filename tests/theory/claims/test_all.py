@@ -156,7 +156,8 @@ def test_every_id_has_a_reason_and_every_reason_an_id(chapter, module):
     """Also of evidence that only --slow examines."""
     source = (files("glassformer.theory.claims") / chapter / f"{module}.py").read_text(encoding="utf-8")
     tree = ast.parse(source)
-    keys = [key for c in CLAIMS.values() if (c.chapter, c.module) == (chapter, module) for key in c.evidence]
+    own = [claim for claim in CLAIMS.values() if (claim.chapter, claim.module) == (chapter, module)]
+    keys = [key for claim in own for key in claim.evidence]
     assert keys
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         made = re.fullmatch(r"lab\.(exact|exhaustive|statistical|numerical|empirical)|solve", ast.unparse(call.func))
@@ -164,7 +165,8 @@ def test_every_id_has_a_reason_and_every_reason_an_id(chapter, module):
         if isinstance(id, ast.Constant):
             assert any(re.fullmatch(id_pattern(key), id.value) for key in keys), id.value
     strings = "\n".join(str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    for key in keys:  # the text around its placeholders is in the strings of the module
+    strings += "".join(str(claim.data) for claim in own)
+    for key in keys:  # the text around its placeholders is in the strings of the module, or a name of the data
         assert all(text in strings for text in re.split(rf"{PLACEHOLDER.pattern}|, ", key)[::2] if text), key
 
 

@@ -158,6 +158,8 @@ class Claim:
     sources: tuple[Source, ...]
     evidence: Mapping[str, str] = field(default_factory=dict)
     """The reason for the bound of each piece of evidence, by its id."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers that the check compares with: those of the statement, as printed, or those of a recorded run."""
     errata: tuple[Erratum, ...] = ()
     knobs: tuple[Knob, ...] = ()
     slow: bool = False

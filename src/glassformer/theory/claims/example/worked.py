@@ -17,31 +17,12 @@ from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.example import printed as doc
 from glassformer.theory.claims.example.printed import PLAIN, SCALED, attention
+from glassformer.theory.claims.registry import load_all
 from glassformer.theory.claims.rounding import half_units, max_difference
 from glassformer.theory.claims.small_models import one_layer
 
-EXPECTED = {
-    "Q": doc.matrix("1 3; -1 1; 5/2 -2"),
-    "K": doc.matrix("3 -1/2; 2 -3/2; -5/2 7/2"),
-    "V": doc.matrix("5/2 -3/2; -1 3; -2 -3"),
-    "S": doc.matrix("3/2 -5/2 8; -7/2 -7/2 6; 17/2 8 -53/4"),
-}
-WEIGHTS = {
-    PLAIN: (
-        ("1.501141e-3", "2.749436e-5", "0.9984714"),
-        ("7.484063e-5", "7.484063e-5", "0.9998503"),
-        ("0.6224593", "0.3775407", "2.229492e-10"),
-    ),
-    SCALED: (
-        ("9.983476e-3", "5.900808e-4", "0.9894264"),
-        ("1.206622e-3", "1.206622e-3", "0.9975868"),
-        ("0.5874789", "0.4125209", "1.229501e-7"),
-    ),
-}
-OUTPUTS = {
-    PLAIN: (("-1.993217", "-2.997583"), ("-1.999588", "-2.999439"), ("1.178608", "0.1989330")),
-    SCALED: (("-1.954484", "-2.981484"), ("-1.993364", "-2.990950"), ("1.056176", "0.3563441")),
-}
+DATA = load_all()["worked-example-qkv"].data
+"""Numbers of the statement: Q, K, V and S exactly, weights and outputs to seven digits."""
 
 
 def engine(squared: Fraction, weights: tuple[doc.Matrix, doc.Matrix, doc.Matrix]) -> Trace:
@@ -77,7 +58,7 @@ def worked_example(lab: Lab) -> Iterator[Finding]:
     found["S"] = found["Q"] * found["K"].T
     for name, value in found.items():
         shown = [[str(v) for v in row] for row in value.tolist()]
-        yield lab.exact(f"{name} in fractions", value == EXPECTED[name], value=shown)
+        yield lab.exact(f"{name} in fractions", value == doc.matrix(DATA[name]), value=shown)
     yield lab.exact("det S = 0", found["S"].det() == 0, printed=str(doc.PRINTED_S.det()))
     yield from _reconstruction(lab)
     yield from _digits(lab, found["S"])
@@ -100,10 +81,10 @@ def _reconstruction(lab: Lab) -> Iterator[Finding]:
 
 
 def _digits(lab: Lab, scores: doc.Matrix) -> Iterator[Finding]:
-    for squared, name in ((PLAIN, "without scaling"), (SCALED, "with 1/sqrt(2)")):
+    for squared, name, stated in ((PLAIN, "without scaling", "plain"), (SCALED, "with 1/sqrt(2)", "scaled")):
         rows, out = attention(squared, scores)
-        pairs = list(zip(itertools.chain(*rows), itertools.chain(*WEIGHTS[squared]), strict=True))
-        pairs += zip(itertools.chain(*out), itertools.chain(*OUTPUTS[squared]), strict=True)
+        pairs = list(zip(itertools.chain(*rows), itertools.chain(*DATA[stated]["weights"]), strict=True))
+        pairs += zip(itertools.chain(*out), itertools.chain(*DATA[stated]["outputs"]), strict=True)
         wrong = sum(half_units(float(value), text) > 1 for value, text in pairs)
         yield lab.exhaustive(
             f"weights and outputs {name}",

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.registry import load_all
+from glassformer.theory.claims.rounding import half_units
 from glassformer.theory.claims.weights.samples import DELTA, dkw_threshold, largest_gap
 
 if TYPE_CHECKING:
@@ -20,25 +22,8 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 SAMPLES = 20_000
-TABLE = {
-    10: {
-        "1/sqrt(D)": (0.316228, 6),
-        "its angle": (71.5651, 4),
-        "SD of the angle": (19.0599, 4),
-        "mean distance from 90": (15.3563, 4),
-        "median |cos|": (0.228067, 6),
-        "P(|cos| <= 1/sqrt(D))": (0.656564, 6),
-    },
-    512: {
-        "1/sqrt(D)": (0.0441942, 7),
-        "its angle": (87.4670, 4),
-        "SD of the angle": (2.53461, 5),
-        "mean distance from 90": (2.02266, 5),
-        "median |cos|": (0.0298456, 7),
-        "P(|cos| <= 1/sqrt(D))": (0.682216, 6),
-    },
-}
-"""Numbers of the statement (angles in degrees), and to how many decimals."""
+TABLE: dict[int, dict[str, str]] = {int(d): row for d, row in load_all()["angle-table"].data.items()}
+"""Numbers of the statement by dimension (angles in degrees), as printed."""
 
 
 def cosine_cdf(dimension: int, t: Array) -> Array:
@@ -160,9 +145,7 @@ def angle_table(lab: Lab) -> Iterator[Finding]:
     for d, stated in TABLE.items():
         found = quadrature(d + 1 if lab.broken else d, of=d)
         for name, value in found.items():
-            number, decimals = stated[name]
-            shown = {"value": value, "stated": number, "decimals": decimals}
-            yield lab.numerical(f"{name}, D={d}", abs(value - number), 0.5 * 10.0**-decimals, **shown)
+            yield lab.numerical(f"{name}, D={d}", half_units(value, stated[name]), 1, value=value, stated=stated[name])
         closed = closed_forms(d)
         off = max(abs(found[name] / value - 1) for name, value in closed.items())
         yield lab.numerical(f"closed forms, D={d}", off, 1e-8, **closed)

@@ -13,6 +13,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import Model, build
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.registry import load_all
 from glassformer.theory.claims.small_models import refusal
 from glassformer.training import Run, train_step
 from glassformer.training.data.batches import IGNORED
@@ -43,22 +44,7 @@ class Curve(NamedTuple):
     """Whether the rows of a learned table that training never reached still are what they were."""
 
 
-RECORDED: dict[str, dict[str, tuple[float, ...]]] = {
-    "markov": {
-        "learned": (1.793, 3.844, 3.847, 3.91, 3.922, 3.907),
-        "sinusoidal": (1.687, 3.397, 3.665, 3.839, 3.934, 3.943),
-        "rotary": (1.609, 1.654, 1.88, 2.355, 2.96, 3.436),
-        "alibi": (1.854, 1.907, 1.862, 1.903, 1.881, 1.904),
-        "none": (2.625, 2.858, 2.858, 2.86, 2.911, 2.955),
-    },
-    "copy": {
-        "learned": (0.007, 8.427, 8.063, 6.014, 5.864, 6.508),
-        "sinusoidal": (0.001, 3.765, 7.07, 8.198, 6.091, 6.214),
-        "rotary": (0.015, 0.186, 1.684, 5.123, 2.677, 8.196),
-        "alibi": (0.021, 0.006, 0.011, 0.02, 0.044, 0.087),
-        "none": (0.883, 1.089, 1.44, 1.936, 2.632, 3.22),
-    },
-}
+RECORDED: dict[str, dict[str, list[float]]] = dict(load_all()["pe-extrapolation"].data)
 """Seed 0 at LENGTHS, as this check measured it; the figure shows it without training again."""
 
 

@@ -11,22 +11,12 @@ import torch
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.registry import load_all
+from glassformer.theory.claims.rounding import half_units, max_difference
 from glassformer.theory.claims.weights.layer import identity, normal, run
 
-STATED = {
-    "self-weight, N=10, C=1": (0.2319693, 7),
-    "weight of another, N=10, C=1": (0.0853367, 7),
-    "relative error, N=10, C=1": (0.809575, 6),
-    "self-weight, N=10, C=10": (0.9995916, 7),
-    "relative error, N=10, C=10": (4.305256e-4, 10),
-    "self-weight, N=4, C=1": (0.4754, 4),
-    "y_1 of (1,0), (0,1), first": (0.731059, 6),
-    "y_1 of (1,0), (0,1), second": (0.268941, 6),
-    "y_1 of (3,0), (0,1e6), first": (2.99963, 5),
-    "y_1 of (3,0), (0,1e6), second": (123.3946, 4),
-}
-"""Numbers of the statement, and to how many decimals."""
+STATED: dict[str, str] = dict(load_all()["orthogonal-inputs-fixed-point"].data)
+"""Numbers of the statement, as printed."""
 
 
 def relative_error(n: int, squared_norm: float) -> float:
@@ -120,9 +110,7 @@ def _formula(x: torch.Tensor) -> torch.Tensor:
 
 def _numbers(lab: Lab) -> Iterator[Finding]:
     for name, value in computed().items():
-        stated, decimals = STATED[name]
-        shown = {"value": value, "stated": stated, "decimals": decimals}
-        yield lab.numerical(name, abs(value - stated), 0.5 * 10**-decimals, **shown)
+        yield lab.numerical(name, half_units(value, STATED[name]), 1, value=value, stated=STATED[name])
 
 
 def computed() -> dict[str, float]:
