@@ -4,6 +4,7 @@ The file is a pickle in a zip archive. It is opened with `torch.load(weights_onl
 plain values and refuses everything else; nothing is added to what it allows. The checkpoint has no tokenizer.
 """
 
+import dataclasses
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,30 +13,21 @@ import torch
 from torch import Tensor
 
 from glassformer.config import Attention, ConfigError, DecoderConfig, Dense, LayerNorm, ModelConfig
-from glassformer.weights.convert import CONCATENATED, Drop, Row, linear, shapes
+from glassformer.weights.convert import CONCATENATED, Drop, shapes
 from glassformer.weights.convert import plan as plan_moves
 from glassformer.weights.convert import read as read_tensors
 from glassformer.weights.errors import WeightsError, pickled, summarize
+from glassformer.weights.hf.gpt2 import ENDS, MLP, NORMS
+from glassformer.weights.hf.layouts import QKV, names
 from glassformer.weights.tensors import AGAIN, Tensors
 
 COMPILED = "_orig_mod."
 """Prefix of the names of a model that was saved while it was compiled."""
 ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
-BLOCK, HF_BLOCK = "decoder.blocks.{i}", "transformer.h.{i}"
-
-
-ROWS = (
-    Row("transformer.wte.weight", ("embed.tokens.weight",), aliases=("lm_head.weight",)),
-    Row("transformer.wpe.weight", ("decoder.position.weight",)),
-    *linear(f"{HF_BLOCK}.ln_1", f"{BLOCK}.norm_attention"),
-    *linear(f"{HF_BLOCK}.attn.c_attn", *(f"{BLOCK}.attention.{x}" for x in "qkv"), transform=CONCATENATED),
-    *linear(f"{HF_BLOCK}.attn.c_proj", f"{BLOCK}.attention.o"),
-    *linear(f"{HF_BLOCK}.ln_2", f"{BLOCK}.norm_feedforward"),
-    *linear(f"{HF_BLOCK}.mlp.c_fc", f"{BLOCK}.feedforward.up"),
-    *linear(f"{HF_BLOCK}.mlp.c_proj", f"{BLOCK}.feedforward.down"),
-    *linear("transformer.ln_f", "decoder.norm"),
-)
-DROPS = (Drop(f"{HF_BLOCK}.attn.bias", "the causal mask"),)
+PREFIX = "transformer."
+TABLE, *REST = names({**NORMS, **MLP, QKV: ("attn.c_attn", CONCATENATED), "attention.o": "attn.c_proj"}, **ENDS)
+ROWS = (dataclasses.replace(TABLE, aliases=("lm_head.weight",)), *REST)  # the head is always tied
+DROPS = (Drop("{p}h.{i}.attn.bias", "the causal mask"),)
 
 
 class LoadedTensor:
@@ -60,10 +52,10 @@ def read(
 ) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
     """Return config, state dict and notes of a checkpoint."""
     model, config = _open(path)
-    moves = plan_moves(ROWS, shapes(config), "")
+    moves = plan_moves(ROWS, shapes(config), PREFIX)
     tensors = Tensors({name: LoadedTensor(path, tensor) for name, tensor in model.items()})
     try:
-        state, notes = read_tensors(tensors, moves, ROWS, DROPS, "", dtype, device, copy)
+        state, notes = read_tensors(tensors, moves, ROWS, DROPS, PREFIX, dtype, device, copy)
     except WeightsError as error:
         raise WeightsError(f"{path}: {str(error).replace('config.json', 'model_args')}") from None
     return config, state, notes

@@ -39,6 +39,7 @@ NO = "which is not implemented"
 LEARNED: dict[str, Any] = {"position": {"kind": "learned"}}
 NORMS = {"norm_attention": "ln_1", "norm_feedforward": "ln_2"}
 MLP = {"feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}
+ENDS = {"layers": "{p}h.{i}", "embed": "wte", "norm": "ln_f", "position": "wpe"}
 MASKS = tuple(
     Drop(f"{{p}}h.{{i}}.attn.{name}", "the causal mask, stored by old versions")
     for name in ("bias", "masked_bias", "causal_mask", "attention.bias", "attention.masked_bias")
@@ -63,13 +64,12 @@ def gpt2_like(
     **options: Any,
 ) -> Family:
     """Return a family with the tensor names of GPT-2 outside of its blocks. `tied` is the default of the head."""
-    ends = {"layers": "{p}h.{i}", "embed": "wte", "norm": "ln_f", "position": "wpe"}
     return describe(
         type,
         class_names,
         {**LAYER_NORM, **DENSE, **base},
         (*entries, Tied("transformer.", "lm_head.weight", "wte.weight", default=tied)),
-        lambda config: names(block(config) if callable(block) else block, **ends),
+        lambda config: names(block(config) if callable(block) else block, **ENDS),
         prefix="transformer.",
         embed="wte.weight",
         drops=MASKS,
