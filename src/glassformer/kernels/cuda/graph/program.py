@@ -64,12 +64,14 @@ class Program:
 
     @cached_property
     def kernel(self) -> nvrtc.Kernel:
-        return nvrtc.kernel(self.text(), "step", torch.cuda.current_device(), self.shared)
+        """The kernel on the device of the weights, compiled and loaded at its first use."""
+        return nvrtc.kernel(self.text(), "step", self.counter.device.index, self.shared)
 
     def run(self, steps: int) -> None:
-        """Launch some steps on the current stream."""
-        self.counter.zero_()
-        self.kernel.launch(self.arguments(steps), self.blocks, self.threads, together=True)
+        """Launch some steps on the current stream of the device of the weights; it need not be the current device."""
+        with torch.cuda.device(self.counter.device):
+            self.counter.zero_()
+            self.kernel.launch(self.arguments(steps), self.blocks, self.threads, together=True)
 
 
 def make_program(operations: Sequence[object], long: bool, processors: int, device: torch.device) -> Program | None:
