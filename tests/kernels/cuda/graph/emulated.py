@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.kernels.cuda.graph import fused, launches, steps
+from glassformer.kernels.cuda.graph import fused, launches, program, steps
 from glassformer.kernels.cuda.graph.launches import Launch
 from glassformer.kernels.cuda.graph.program import Program
 from tests.emulated_cuda import built
@@ -35,6 +35,7 @@ def on_cpu(monkeypatch, tmp_path_factory):
         library.run(ctypes.byref(self.arguments(count)), self.blocks, self.threads)
 
     monkeypatch.setattr(Program, "run", run_program)
+    monkeypatch.setattr(program, "FEWEST_BYTES", 0)
     monkeypatch.setattr(launches, "WARPS", 2)
     monkeypatch.setattr(fused, "SPLITS", (4, 2))
     monkeypatch.setattr(Launch, "run", run)

@@ -74,6 +74,16 @@ def test_a_ring_of_two_stages(monkeypatch):
     assert (found - wanted).abs().max() < 3e-3 * wanted.abs().max()
 
 
+def test_no_program_for_small_matrices(monkeypatch):
+    """A graph is faster then. Of the instructions of one layer, five are matmuls and three are not."""
+    model = build(WIDE, seed=3).to(torch.float16)
+    weights = sum(p.numel() * 2 for p in model.parameters() if p.dim() == 2) - 4 * V * 320  # no embedding, no head
+    monkeypatch.setattr(program, "FEWEST_BYTES", weights // 8)
+    assert made_steps(model, "float16").body.program is not None
+    monkeypatch.setattr(program, "FEWEST_BYTES", weights // 8 + 1)
+    assert made_steps(model, "float16").body.program is None
+
+
 def test_no_program_without_room(monkeypatch):
     monkeypatch.setattr(program, "SHARED_MEMORY", 16_000)
     assert made_steps(build(WIDE, seed=3).to(torch.float16), "float16").body.program is None

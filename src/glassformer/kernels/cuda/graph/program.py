@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassformer.kernels.cuda.graph import launches
-from glassformer.kernels.cuda.graph.launches import ARGUMENTS, COMMON, FOLDER, Launch
+from glassformer.kernels.cuda.graph.launches import ARGUMENTS, COMMON, FOLDER, OUTPUTS, Launch
 from glassformer.kernels.toolchain import nvrtc
 
 KINDS = {"linear": 0, "attend": 1, "embed": 2, "add_norm": 3, "choose": 4}
@@ -21,6 +21,8 @@ SHARED_MEMORY = 232448
 PIECE, STAGE = 32 * 16, 8 * (32 * 16 + 64)
 """Bytes of a row that a warp requests at a time, and of the 8 rows of a tile with their padding."""
 FEWEST_STAGES = 2
+FEWEST_BYTES = 8 * 2**20
+"""Weights per instruction, but for the head, from which a program is faster than a graph (docs/benchmarks_history.md)."""
 MOST_SPLITS = 4
 """Blocks that share the keys of a head, unless the cache is long: every block merges their results."""
 ROUNDS = 5
@@ -75,12 +77,12 @@ class Program:
 
 
 def make_program(operations: Sequence[object], long: bool, processors: int, device: torch.device) -> Program | None:
-    """Return the program of the operations of a step, or None if not all of them can be its instructions.
+    """Return the program of the operations of a step, or None if they cannot all be its instructions, or are too small.
 
     `long`: the cache is so long that reading it takes longer than merging the results of more blocks.
     """
     made = [op for op in operations if isinstance(op, Launch) and op.kernel in KINDS and not op.macros.get("EXPERTS")]
-    if len(made) < len(operations):
+    if len(made) < len(operations) or _weight_bytes(made) < FEWEST_BYTES * len(made):
         return None
     variants: list[dict[str, int]] = []
     for launch in made:
@@ -107,6 +109,13 @@ def make_program(operations: Sequence[object], long: bool, processors: int, devi
         macros, tuple(variants), processors, shared, _bytes(instructions, device), _bytes(entries, device),
         torch.zeros((), dtype=torch.int32, device=device), len(instructions), (*made, partial),
     )  # fmt: skip
+
+
+def _weight_bytes(made: Sequence[Launch]) -> int:
+    """Return the bytes of all matrices but the head, which is large even in small models."""
+    layers = [launch for launch in made if launch.macros.get("OUT", OUTPUTS["logits"]) != OUTPUTS["logits"]]
+    given: list[Any] = [launch.given["weight"] for launch in layers]
+    return sum(matrix.numel() * matrix.element_size() for weights in given for matrix in weights)
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -191,7 +200,7 @@ def _entry(launch: Launch, processors: int) -> bytes:
     m = launch.macros
     weights: Any = launch.given["weight"]
     addresses = [w.data_ptr() for w in weights] + [0] * (3 - len(weights))
-    rows, gated = [m["ROWS0"], m["ROWS1"], m["ROWS2"]], m["OUT"] == launches.OUTPUTS["gated"]
+    rows, gated = [m["ROWS0"], m["ROWS1"], m["ROWS2"]], m["OUT"] == OUTPUTS["gated"]
     units = -(-(rows[0] if gated else sum(rows)) // 8)
     row_bytes = m["INNER"] * (1 if m["WEIGHTS"] else 2)
     each, pieces = -(-units // processors), -(-row_bytes // PIECE)
