@@ -22,7 +22,7 @@ PIECE, STAGE = 32 * 16, 8 * (32 * 16 + 64)
 """Bytes of a row that a warp requests at a time, and of the 8 rows of a tile with their padding."""
 FEWEST_STAGES = 2
 FEWEST_BYTES = 8 * 2**20
-"""Weights per instruction, but for the head, from which a program is faster than a graph (docs/benchmarks_history.md)."""
+"""Weights per instruction, without the head, from which a program is faster than a graph (benchmarks_history.md)."""
 MOST_SPLITS = 4
 """Blocks that share the keys of a head, unless the cache is long: every block merges their results."""
 ROUNDS = 5
