@@ -65,3 +65,9 @@ def test_a_key_is_one_of_four_types():
 def test_a_key_without_a_default_that_is_absent_or_null_is_named(data):
     with pytest.raises(WeightsError, match="lacks 'hidden_size', which has no default: add it"):
         integer("hidden_size", "d_model").read(Source(data, None), {})
+
+
+@pytest.mark.parametrize("layers", [10_001, 10**9])
+def test_more_layers_than_any_model_has_are_refused_before_a_list_of_them_is_made(layers):
+    with pytest.raises(WeightsError, match=f"config.json has {layers} layers, more than 10,000"):
+        GEMMA2.read(Source({**KEYS, "num_hidden_layers": layers}, None))

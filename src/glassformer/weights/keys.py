@@ -307,6 +307,16 @@ def simplified(table: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
+MOST_LAYERS = 10_000
+"""Entries make lists of the layers before any weights are looked at: a wrong number must not fill the memory."""
+
+
+def _refuse_many_layers(values: Values) -> None:
+    for field in ("n_layers", "n_encoder_layers"):
+        if (layers := values.get(field) or 0) > MOST_LAYERS:
+            raise WeightsError(f"config.json has {layers} layers, more than {MOST_LAYERS:,}: correct the number.")
+
+
 @dataclass(frozen=True)
 class Description:
     """Reads and writes config.json with the entries of one family."""
@@ -321,6 +331,7 @@ class Description:
         values: Values = {}
         for entry in self.entries:
             entry.read(source, values)
+            _refuse_many_layers(values)
         values["special"] = source.special(values["vocab_size"])
         return from_dict(simplified(nested(self.base, values)))
 
