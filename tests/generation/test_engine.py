@@ -25,9 +25,9 @@ CUDA = torch.device("cuda")
 LONG = Call(NANO, torch.float32, torch.device("cpu"), "static", WORTH_COMPILING)
 
 
-def small():
+def small(d_model: int = 40):
     """A config that the CUDA kernels support."""
-    return decoder(position=POSITIONS["learned"], d_model=40, attention__d_head=16, feedforward=c.Dense(136))
+    return decoder(position=POSITIONS["learned"], d_model=d_model, attention__d_head=16, feedforward=c.Dense(136))
 
 
 needs_compiler = pytest.mark.skipif(library.cxx.compiler() is None, reason="no C++ compiler here")
@@ -82,8 +82,12 @@ def test_every_model_has_a_fast_path_on_a_gpu(able):
     on_gpu = replace(LONG, device=CUDA)
     able.setattr(torch.cuda, "is_available", lambda: True)
     able.setattr("glassformer.kernels.cuda.decode.decoder.unsupported_device", lambda *_: None)
+    able.setattr("glassformer.kernels.decode.unsupported_device", lambda *_: None)
     assert kernel_of(replace(on_gpu, config=small())) == "cuda-persistent"
-    assert kernel_of(replace(on_gpu, config=small(), sequences=3)) == "cuda-batch"
+    assert kernel_of(replace(on_gpu, config=small(), sequences=3, precision="float32")) == "cuda-batch"
+    for sequences, kernel in ((16, "cuda-graph"), (17, "cuda-batch")):  # few ones of 16 bits are faster in a graph
+        call = replace(on_gpu, config=small(64), sequences=sequences)
+        assert kernel_of(replace(call, dtype=torch.bfloat16, precision="bfloat16")) == kernel
     assert kernel_of(replace(on_gpu, config=small(), beams=2)) == "cuda-graph"
     assert kernel_of(replace(on_gpu, config=small(), dtype=torch.float64)) == "cuda-graph"
     for config in (presets.moe_tiny(), seq2seq(), presets.qwen3_0_6b(), presets.deepseek_v3(), presets.gpt2_medium()):

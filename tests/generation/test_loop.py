@@ -10,6 +10,8 @@ import glassformer as gf
 from glassformer import config as c
 from glassformer.config import ConfigError
 from glassformer.generation import Sampling, generate, stream
+from glassformer.generation.loop import Steps
+from glassformer.generation.request import GenerationRequest
 from glassformer.model import build
 from tests import variants
 from tests.variants import decoder, lively, seq2seq
@@ -247,3 +249,55 @@ def test_logits_that_are_not_finite_are_refused(sampling, wrong):
         (model.head.weight[5] if wrong == "one" else model.head.weight).fill_(float("nan"))
     with pytest.raises(ConfigError, match="not all numbers"):
         generate(model, [[1, 2, 3]], 4, sampling)
+
+
+class Counting:
+    """A decode state that chooses its tokens itself, 1, 2, 3, ...; `log` is what it was asked for, in order."""
+
+    owns_threads = False
+
+    def __init__(self, model):
+        self.model, self.prompts, self.log = model, [[5]], []
+
+    def start(self):
+        return torch.eye(100)[[1]]
+
+    def greedy(self, tokens, count):
+        first = int(tokens) + 1
+        self.log.append(f"begin {first}+{count}")
+
+        def collect():
+            self.log.append(f"collect {first}+{count}")
+            return [[first + i] for i in range(count)]
+
+        return collect
+
+
+def steps_of(stops=(), most=16):
+    state = Counting(build(decoder(vocab_size=100)))
+    request = GenerationRequest([[5]], most, stops=stops)
+    return Steps(state, request, None), state.log
+
+
+def test_the_next_steps_begin_before_the_last_ones_are_returned():
+    steps, log = steps_of()
+    assert [next(steps) for _ in range(3)] == [[1], [2], [3]]
+    assert log == ["begin 2+1", "collect 2+1", "begin 3+2", "collect 3+2", "begin 5+4"]
+    assert [token for (token,) in steps] == list(range(4, 17))
+    assert log[4:] == ["begin 5+4", "collect 5+4", "begin 9+8", "collect 9+8"]
+
+
+def test_no_steps_begin_after_a_stop_or_the_last_token():
+    steps, log = steps_of(stops=([6],))
+    assert [token for (token,) in steps] == [1, 2, 3, 4, 5, 6]
+    assert log[-2:] == ["begin 5+4", "collect 5+4"]
+    steps, _ = steps_of(most=7)
+    assert len(list(steps)) == 7
+
+
+def test_no_step_follows_a_closed_generation():
+    steps, log = steps_of()
+    assert [next(steps) for _ in range(3)][-1] == [3]
+    steps.close()
+    assert list(steps) == []
+    assert log[-1] == "begin 5+4"

@@ -1,7 +1,7 @@
 """Decoding: `stream` yields tokens as they come, `generate` collects them."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -88,34 +88,54 @@ class Steps(Iterator[list[int | None]]):
         self.new: list[list[int]] = [[] for _ in request.prompts]
         self.ended = [False] * len(request.prompts)
         self.tokens = torch.empty(0, dtype=torch.long)
-        self.computed: deque[list[int]] = deque()
-        """Steps that are computed but not yet returned."""
         self.step = 0
+        """The number of steps that are computed."""
+        self.waiting: deque[list[int | None]] = deque()
+        """Steps that are computed but not yet returned."""
+        self.begun: Callable[[], list[list[int]]] | None = None
+        """Steps that a GPU computes already, while those before them are returned."""
 
     def __next__(self) -> list[int | None]:
-        """Return the next step.
-
-        A state that chooses the most likely token itself computes as many steps at once as there were before: a GPU
-        then does not wait for Python, the first tokens come at once, and a stop wastes at most half of the work.
-        """
-        if all(self.ended) or self.step == self.request.max_new_tokens:
-            raise StopIteration
-        if not self.computed:
+        """Return the next step."""
+        if not self.waiting:
+            if self._is_over():
+                raise StopIteration
             # the modes are set at each step: between two tokens the caller's own code runs
             with evaluating(parts=self.modules):
-                if self.step and self.chooses_itself and self.state.greedy is not None:
-                    count = min(self.step, LONGEST_RUN, self.request.max_new_tokens - self.step)
-                    self.computed.extend(self.state.greedy(self.tokens, count))
-                    self.tokens = torch.tensor(self.computed[-1], device=self.tokens.device)
-                else:
-                    logits = self.state.step(self.tokens) if self.step else self.state.start()
-                    self.computed.append(self._choose(logits))
-        self.step += 1
-        return [self._gain(i, token) for i, token in enumerate(self.computed.popleft())]
+                self._compute()
+        return self.waiting.popleft()
 
     def close(self) -> None:
         """End the generation: no step follows."""
         self.ended = [True] * len(self.ended)
+        self.waiting.clear()
+
+    def _is_over(self) -> bool:
+        return all(self.ended) or self.step == self.request.max_new_tokens
+
+    def _compute(self) -> None:
+        """Compute one step or, where the state chooses the most likely tokens itself, as many as there were before.
+
+        A GPU then does not wait for Python, the first tokens come at once, and a stop wastes at most half of the work.
+        """
+        many = self.step > 0 and self.chooses_itself and self.state.greedy is not None
+        if many:
+            found = (self.begun or self._begin())()
+            self.tokens = torch.tensor(found[-1], device=self.tokens.device)
+        else:
+            logits = self.state.step(self.tokens) if self.step else self.state.start()
+            found = [self._choose(logits)]
+        self.step += len(found)
+        for tokens in found:
+            if not all(self.ended):
+                self.waiting.append([self._gain(i, token) for i, token in enumerate(tokens)])
+        self.begun = self._begin() if many and not self._is_over() else None
+
+    def _begin(self) -> Callable[[], list[list[int]]]:
+        """Begin the next steps. The function that is returned waits for their tokens."""
+        count = min(self.step, LONGEST_RUN, self.request.max_new_tokens - self.step)
+        assert self.state.greedy is not None
+        return self.state.greedy(self.tokens, count)
 
     def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
         """Choose the next `tokens` and return them as a list."""

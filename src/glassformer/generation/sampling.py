@@ -109,12 +109,21 @@ def checked(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> list[int]
 
     Tokens that were chosen from logits with NaN are refused: argmax returns the NaN, and a draw an id past the last.
     """
+    found: list[int] = marked(logits, tokens).tolist()
+    refuse_marked(found)
+    return found
+
+
+def marked(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+    """Return chosen tokens, -1 for each that was chosen from logits with NaN. The host does not wait for it."""
     last = logits.shape[-1] - 1
     picked = logits.gather(1, tokens.clamp(max=last)[:, None])[:, 0]
-    found: list[int] = torch.where(picked.isnan() | (tokens > last), -1, tokens).tolist()
-    if min(found) < 0:
+    return torch.where(picked.isnan() | (tokens > last), -1, tokens)
+
+
+def refuse_marked(tokens: list[int]) -> None:
+    if min(tokens) < 0:
         raise ConfigError("the model's logits are not all numbers: look for NaN in its weights, or use a wider dtype.")
-    return found
 
 
 def choose(

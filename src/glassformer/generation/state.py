@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from glassformer.generation.sampling import checked
+from glassformer.generation.sampling import marked, refuse_marked
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 from glassformer.model.transformer import modules_of
 from glassformer.shapes import Bool, Float, Int
 
-Greedy = Callable[[Tensor, int], list[list[int]]]
+Greedy = Callable[[Tensor, int], Callable[[], list[list[int]]]]
 
 
 class DecodeState(Protocol):
@@ -38,7 +38,10 @@ class DecodeState(Protocol):
 
     @property
     def greedy(self) -> Greedy | None:
-        """greedy(tokens, count): the `count` most likely tokens after the given ones, one list per step. Optional."""
+        """greedy(tokens, count) begins `count` steps after the given tokens, each to the most likely ones. Optional.
+
+        It returns a function that waits for them, and returns one list of tokens per step.
+        """
 
     def start(self) -> Float[Tensor, "B V"]:
         """Read the prompts and return the logits after them."""
@@ -165,7 +168,7 @@ class CapturedState(TorchState):
             self.cache = None
         return self.steps
 
-    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> list[list[int]]:
+    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> Callable[[], list[list[int]]]:
         return greedy_steps(self._captured(tokens), tokens, count)
 
 
@@ -193,16 +196,22 @@ class KernelState:
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         self.decoder.reorder(parents)
 
-    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> list[list[int]]:
+    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> Callable[[], list[list[int]]]:
         return greedy_steps(self.decoder, tokens, count)
 
 
-def greedy_steps(decoder: Any, tokens: Int[Tensor, "B"], count: int) -> list[list[int]]:
-    """Return the tokens of some greedy steps of a kernel, and require that its logits are numbers."""
-    steps: list[list[int]]
-    steps, logits = decoder.greedy(tokens, count)
-    checked(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
-    return steps
+def greedy_steps(decoder: Any, tokens: Int[Tensor, "B"], count: int) -> Callable[[], list[list[int]]]:
+    """Begin some greedy steps of a kernel. The function that is returned waits for the tokens, in one transfer."""
+    found, logits = decoder.greedy(tokens, count)
+    last = marked(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
+    every = torch.cat([found, last[None].to(found.dtype)])
+
+    def collect() -> list[list[int]]:
+        *steps, marks = every.tolist()
+        refuse_marked(marks)
+        return steps
+
+    return collect
 
 
 def starts(model: Seq2Seq, sequences: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ from glassformer.config import EncoderConfig, ModelConfig
 from glassformer.kernels.cpu.decode import NativeDecoder, library, unsupported_config
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.decode import pack as cuda_pack
-from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
+from glassformer.kernels.cuda.graph.linear import KERNEL_BATCH, LARGEST_BATCH
 from glassformer.kernels.cuda.graph.parts import unsupported_parts
 from glassformer.kernels.cuda.graph.prompt import prompt_reader
 from glassformer.kernels.cuda.graph.steps import SLOT_STEP, captured_steps, unsupported_device
@@ -68,8 +68,10 @@ class Steps(Protocol):
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Return the logits after one more token per sequence."""
 
-    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[list[list[int]], Float[Tensor, "B V"]]:
-        """Return the `count` tokens after the given ones, each the most likely, and the last logits."""
+    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[Int[Tensor, "N B"], Float[Tensor, "B V"]]:
+        """Launch `count` steps after the given tokens, each to the most likely one. The last logits are valid until
+        the next step.
+        """
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         """Let sequence i continue the present sequence parents[i]."""
@@ -78,8 +80,7 @@ class Steps(Protocol):
 class Decoder(Protocol):
     """A kernel at work: the KV cache of some sequences, and the steps that extend it.
 
-    `greedy(tokens, count)` is optional: the `count` tokens after the given ones, each the most likely, as lists with
-    one token per sequence, and the logits of the last step. `extend` is needed for speculative decoding only.
+    `greedy(tokens, count)` is optional: see `Steps`. `extend` is needed for speculative decoding only.
     """
 
     owns_threads: bool
@@ -147,12 +148,25 @@ def supported_by_graph(request: DecodeRequest) -> str | None:
 def _unsupported_in_8_bits(request: DecodeRequest) -> str | None:
     if request.sequences * request.beams > LARGEST_BATCH:
         return f"weights in 8 bits are for up to {LARGEST_BATCH} sequences on a GPU, not {request.sequences}"
+    return _unsupported_as_fused(request)
+
+
+def _unsupported_as_fused(request: DecodeRequest) -> str | None:
+    """Return why the steps of a graph have no fused kernels for a model, or None if they have."""
     reason = unsupported_parts(request.config, 0).get("model")
     return unsupported_device(request.device) if reason is None and torch.cuda.is_available() else reason
 
 
 def supported_by_batch(request: DecodeRequest) -> str | None:
     """Return why the CUDA kernels for sequences of a small model cannot serve a request, or None if they can."""
+    is_few = request.sequences <= KERNEL_BATCH and request.precision in ("bfloat16", "float16")
+    if is_few and _unsupported_as_fused(request) is None:
+        return f"a graph decodes up to {KERNEL_BATCH} sequences faster than the kernels for small models"
+    return _unsupported_as_small(request)
+
+
+def _unsupported_as_small(request: DecodeRequest) -> str | None:
+    """Return why a request is not for a small model that has kernels of its own, or None if it is."""
     if request.has_draft:
         return "the kernels for small models do not support a draft"
     if request.beams > 1:
@@ -170,7 +184,7 @@ def supported_by_persistent(request: DecodeRequest) -> str | None:
     """Return why the persistent CUDA kernel cannot serve a request, or None if it can."""
     if request.sequences != 1:
         return f"the persistent kernel decodes one sequence, not {request.sequences}"
-    if (reason := supported_by_batch(request)) is not None:
+    if (reason := _unsupported_as_small(request)) is not None:
         return reason
     if not torch.cuda.is_available():
         return "there is no CUDA device"

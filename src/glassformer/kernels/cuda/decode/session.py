@@ -65,11 +65,10 @@ class PersistentSession(Session):
     def step(self, tokens: Int[Tensor, "1"]) -> Float[Tensor, "1 V"]:
         return self.kernel.step(int(tokens))[None].clone()
 
-    def greedy(self, tokens: Int[Tensor, "1"], count: int) -> tuple[list[list[int]], Float[Tensor, "1 V"]]:
+    def greedy(self, tokens: Int[Tensor, "1"], count: int) -> tuple[Int[Tensor, "N 1"], Float[Tensor, "1 V"]]:
         """Return the `count` tokens after the given one, each the most likely, and the last logits."""
         self.kernel.tokens[self.kernel.position] = tokens[0]
-        steps = [[token] for token in self.kernel.greedy(count).tolist()]
-        return steps, self.kernel.logits[None]
+        return self.kernel.greedy(count)[:, None], self.kernel.logits[None]
 
 
 class BatchSession(Session):
@@ -89,10 +88,9 @@ class BatchSession(Session):
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         return self.kernel.step(tokens)
 
-    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[list[list[int]], Float[Tensor, "B V"]]:
+    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[Int[Tensor, "N B"], Float[Tensor, "B V"]]:
         """Return the `count` tokens after the given ones, each the most likely, and the last logits."""
-        steps: list[list[int]] = self.kernel.greedy(tokens, count).T.tolist()
-        return steps, self.kernel.logits[:, : self.kernel.config.vocab_size]
+        return self.kernel.greedy(tokens, count).T, self.kernel.logits[:, : self.kernel.config.vocab_size]
 
 
 def persistent_session(model: DecoderLM, capacity: int, dtype: torch.dtype) -> PersistentSession:

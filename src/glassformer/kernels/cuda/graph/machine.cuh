@@ -14,12 +14,18 @@ __device__ inline void wait_for_previous_kernel() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
+// How weights use the L2 cache: a step reads each of them once, so they leave it before everything else does.
+__device__ inline u64 evicted_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 // 16 bytes of weights: read once, so they are not kept in L1. volatile: the loads stay before wait_for_previous_kernel.
 __device__ inline Pack load_weights(const void* at) {
     Pack p;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                  : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3])
-                 : "l"(at));
+                 : "l"(at), "l"(evicted_first()));
     return p;
 }
 // What an earlier kernel or another block wrote, 16 bytes or a number: not from L1, which may be older.
@@ -94,10 +100,11 @@ __device__ inline float read_remote(const float* at, int rank) {
     return out;
 }
 
-// Copies of 16 bytes from global to shared memory that no register waits for (step.cu). Each thread counts the groups of
+// Copies of 16 bytes of weights from global to shared memory that no register waits for (step.cu). Each thread counts the groups of
 // copies that it has ended: `await_copies<N>` waits until all but the last N have arrived. Other threads see them after a barrier.
 __device__ inline void copy16(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;"
+                 ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "l"(evicted_first())
                  : "memory");
 }
 __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }

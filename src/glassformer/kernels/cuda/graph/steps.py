@@ -91,13 +91,12 @@ class CapturedSteps:
         self._replay(1)
         return self.body.logits.clone()
 
-    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[list[list[int]], Float[Tensor, "B V"]]:
+    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[Int[Tensor, "N B"], Float[Tensor, "B V"]]:
         """Return the `count` tokens after the given ones, each the most likely, and the last logits."""
         self.body.tokens.copy_(tokens)
         first = self.cache.length + 1
         self._replay(count)
-        steps: list[list[int]] = self.body.history[:, first : first + count].T.tolist()
-        return steps, self.body.logits
+        return self.body.history[:, first : first + count].T, self.body.logits
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         self.cache.reorder(parents)
