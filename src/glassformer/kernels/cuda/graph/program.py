@@ -27,8 +27,6 @@ MOST_SPLITS = 4
 """Blocks that share the keys of a head, unless the cache is long: every block merges their results."""
 ROUNDS = 5
 """Keys that a thread requests at a time, the first ones before the projections of the token are complete."""
-COUNTERS = 8
-"""Addresses at which blocks count who is done: additions to one address take turns."""
 GIVEN = max(ctypes.sizeof(ARGUMENTS[file]) for file in ("linear", "attend", "vectors"))
 INSTRUCTION = 48 + GIVEN
 ENTRY = 56
@@ -101,16 +99,15 @@ def make_program(operations: Sequence[object], long: bool, processors: int, devi
     shared = fixed + warps * stages * STAGE
     norms = [launch.macros["INNER"] for launch in made if launch.macros.get("NORM", -1) >= 0]
     macros = {
-        **_number_formats(made), "WARPS": warps, "WHOLE_STEP": 1, "COUNTERS": COUNTERS, "DYNAMIC_BYTES": shared,
-        "STAGES": stages, "ENTRIES": matmuls, "WIDEST": widest, "GIVEN": GIVEN,
-        "FLOATS": -(-max(norms, default=4) // (128 * warps)),
+        **_number_formats(made), "WARPS": warps, "WHOLE_STEP": 1, "DYNAMIC_BYTES": shared, "STAGES": stages,
+        "ENTRIES": matmuls, "FLOATS": -(-max(norms, default=4) // (128 * warps)), "WIDEST": widest, "GIVEN": GIVEN,
         "MOST_SPLITS": max((m["SPLITS"] for m in variants), default=1),
         "HEAD_FLOATS": max((-(-m["H"] * m["U"] // (128 * warps)) for m in variants), default=1),
     }  # fmt: skip
     entries, instructions, partial = _encode(made, variants, long, processors, device)
     return Program(
         macros, tuple(variants), processors, shared, _bytes(instructions, device), _bytes(entries, device),
-        torch.zeros(COUNTERS, 32, dtype=torch.int32, device=device), len(instructions), (*made, partial),
+        torch.zeros((), dtype=torch.int32, device=device), len(instructions), (*made, partial),
     )  # fmt: skip
 
 

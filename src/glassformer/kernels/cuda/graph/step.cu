@@ -14,7 +14,7 @@
 //
 // Macros: WEIGHTS, OPERAND_IS_BF16, STORED, WARPS, STAGES, ENTRIES (matmuls of a step), FLOATS (vectors of 4 floats that a thread
 // holds of the stream), HEAD_FLOATS (of the values of all heads), MOST_SPLITS (blocks that share the keys of a head), WIDEST
-// (columns), GIVEN (bytes of the arguments of an instruction), COUNTERS (by which blocks wait for each other).
+// (columns), GIVEN (bytes of the arguments of an instruction).
 
 #define PIECE (32 * 16)
 #define PADDED (PIECE + 64)
@@ -51,7 +51,7 @@ static_assert(sizeof(Entry) == 56 && sizeof(Instruction) == 48 + GIVEN, "program
 struct Arguments {
     const Instruction* program;
     const Entry* entries;
-    u32* counter;  // COUNTERS of them, 128 bytes apart, zero at launch. Block i arrives at counter i % COUNTERS
+    u32* counter;  // zero at launch
     int instructions, steps;
 };
 
@@ -323,12 +323,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) step(const Argumen
     Shared& s = shared();
     const int count = a.steps * a.instructions;
     if (threadIdx.x >= THREADS) {  // the warp that waits for the other blocks
-        const int lane = threadIdx.x % 32, blocks = (gridDim.x + COUNTERS - 1 - lane) / COUNTERS;  // of the lane's counter
         for (int n = 0; n < count; n++) {
-            if (lane < COUNTERS) await_count(a.counter + lane * 32, n * blocks);
+            if (threadIdx.x == THREADS) await_count(a.counter, n * gridDim.x);
             sync_warps(STARTED, WARPS + 1);
             sync_warps(DONE, WARPS + 1);
-            if (lane == 0) arrive_at(a.counter + blockIdx.x % COUNTERS * 32);
+            if (threadIdx.x == THREADS) arrive_at(a.counter);
         }
         return;
     }
