@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.generation.beam import BeamSettings, beam_search
 from glassformer.generation.engine import Implementation, make_state
@@ -76,14 +76,20 @@ LONGEST_RUN = 64
 class Steps(Iterator[list[int | None]]):
     """The steps of a generation: the token that each sequence gained, None for one that has ended."""
 
-    def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
+    def __init__(
+        self,
+        state: DecodeState,
+        request: GenerationRequest,
+        engine: Implementation,
+        modules: list[nn.Module] | None = None,
+    ):
+        """`modules`: all modules of the state's model, where the caller knows them."""
         self.state, self.request, self.engine = state, request, engine
-        self.modules = modules_of(state.model)
+        self.modules = modules_of(state.model) if modules is None else modules
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
-        draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
-        self.uniform = draws.to(state.model.device)  # all at once: a transfer waits for what the device computes
+        self.uniform = None if request.sampling.temperature == 0 else self._draws()
         self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
         self.new: list[list[int]] = [[] for _ in request.prompts]
         self.ended = [False] * len(request.prompts)
@@ -113,6 +119,12 @@ class Steps(Iterator[list[int | None]]):
         self.step += 1
         return [self._gain(i, token) for i, token in enumerate(self.computed.popleft())]
 
+    def _draws(self) -> Float[Tensor, "B N"]:
+        """Return the uniform numbers of all steps, in one transfer to the device."""
+        request = self.request
+        draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
+        return draws.to(self.state.model.device, non_blocking=True)
+
     def close(self) -> None:
         """End the generation: no step follows."""
         self.ended = [True] * len(self.ended)
@@ -122,7 +134,8 @@ class Steps(Iterator[list[int | None]]):
         with one_thread(self.state.owns_threads):
             if self.constraints is not None:
                 logits = self.constraints.apply(logits, self.step)
-            self.tokens = choose(logits, self.request.sampling, self.uniform[:, self.step], self.seen)
+            uniform = None if self.uniform is None else self.uniform[:, self.step]
+            self.tokens = choose(logits, self.request.sampling, uniform, self.seen)
             found = checked(logits, self.tokens)
         if self.seen is not None:
             self.seen.scatter_(1, self.tokens[:, None], True)
@@ -223,11 +236,12 @@ def stream(model: Model, prompts: Prompts, max_new_tokens: int = 64, **options: 
 
 
 def _steps(model: Model, request: GenerationRequest) -> Steps | Speculation:
-    with evaluating(model):
+    modules = modules_of(model)
+    with evaluating(parts=modules):
         if request.draft is not None:
             return speculate(model, request)
         state, chosen = make_state(model, request)
-        return Steps(state, request, chosen)
+        return Steps(state, request, chosen, modules if state.model is model else None)
 
 
 def _collect(steps: Steps | Speculation, request: GenerationRequest, tokenizer: Any) -> Generated:

@@ -209,12 +209,13 @@ def _processors(device: torch.device) -> int:
 
 
 def fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
-    """What changes if the weights move or change: kernels read the parameters in place, norms and biases as copies.
+    """What changes if the weights move or change: kernels read the parameters in place, norms and biases as copies."""
+    return tuple((p.data_ptr(), p._version) for p in parameters_of(model))
 
-    Each generation asks, so modules are walked without `parameters()`, which takes three times as long.
-    """
-    parameters = (p for module in modules_of(model) for p in module._parameters.values() if p is not None)
-    return tuple((p.data_ptr(), p._version) for p in parameters)
+
+def parameters_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return all parameters. Each generation asks, and `parameters()` takes three times as long."""
+    return [p for module in modules_of(model) for p in module._parameters.values() if p is not None]
 
 
 @contextmanager
