@@ -366,8 +366,9 @@ def n_parameters(model: nn.Module) -> int:
 
 def modules_of(*models: nn.Module) -> list[nn.Module]:
     """Return all modules of some models, a shared one more than once. `modules()` takes four times as long."""
-    found: list[nn.Module] = list(models)
-    for module in found:  # which grows meanwhile
-        if module._modules:  # most modules are leaves
-            found += [part for part in module._modules.values() if part is not None]
+    found: list[nn.Module] = []
+    level: list[nn.Module] = list(models)
+    while level:
+        found += level
+        level = [part for module in level if module._modules for part in module._modules.values() if part is not None]
     return found

@@ -113,7 +113,7 @@ def test_a_kernel_that_does_nothing_is_noticed(kernel, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fraction, d_head", [(0.5, 16), (0.75, 32), (0.5, 64), (1.0, 24)])
+@pytest.mark.parametrize(("fraction", "d_head"), [(0.5, 16), (0.75, 32), (0.5, 64), (1.0, 24)])
 def test_pairs_that_are_half_of_the_rotated_numbers_apart(fraction, d_head):
     """Rotated numbers that are a multiple of 16, so that a thread has eight partners in one other, and others."""
     cfg = config(attention=c.Attention(4, 2, d_head=d_head), position=c.Rotary(fraction=fraction))
@@ -123,7 +123,7 @@ def test_pairs_that_are_half_of_the_rotated_numbers_apart(fraction, d_head):
 NORMS = (c.RMSNorm(), c.RMSNorm(offset=1.0), c.LayerNorm(), c.LayerNorm(bias=False), c.RMSNorm(weight=False))
 
 
-@pytest.mark.parametrize("width, spec", [(64, NORMS[0]), (1024, NORMS[1]), (1088, NORMS[2]), (3264, NORMS[3])])
+@pytest.mark.parametrize(("width", "spec"), [(64, NORMS[0]), (1024, NORMS[1]), (1088, NORMS[2]), (3264, NORMS[3])])
 def test_norms_of_rows_that_one_or_several_warps_have(width, spec):
     """Plain, added to a stream, and of the sum; an odd number of rows, so that a block has one that does not exist."""
     half = build(config(residual_scale=0.5), seed=0).half()

@@ -45,7 +45,7 @@ def prompt_reader(model: DecoderLM | Seq2Seq) -> "PromptReader | None":
     """
     if not isinstance(model, DecoderLM) or model.dtype not in (torch.bfloat16, torch.float16):
         return None
-    key = [p.data_ptr() for p in steps.parameters_of(model)]
+    key = steps.addresses(model)
     found = _LAST.get(model)
     if found is not None and found[0] == key:
         return found[1]
@@ -112,7 +112,8 @@ class PromptReader:
         hidden = self._hidden(prompt.read(self, tokens)[:, new - 1 : new])
         cache.append(new)
         for mine, held in zip(self.allocate(cache, batch), prompt.stored, strict=True):
-            mine[..., :new, :].copy_(held[..., :new, :])
+            # as numbers of 16 bytes: torch copies a part of a buffer number by number
+            mine.view(torch.complex128)[..., :new, :].copy_(held.view(torch.complex128)[..., :new, :])
         return hidden
 
     def _hidden(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:

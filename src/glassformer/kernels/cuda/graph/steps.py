@@ -209,13 +209,18 @@ def _processors(device: torch.device) -> int:
 
 
 def fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
-    """What changes if the weights move or change: kernels read the parameters in place, norms and biases as copies."""
-    return tuple((p.data_ptr(), p._version) for p in parameters_of(model))
+    """What changes if the weights move or change: kernels read the parameters in place, norms and biases as copies.
+
+    Each generation asks, so modules are walked without `parameters()`, which takes three times as long.
+    """
+    return tuple(
+        [(p.data_ptr(), p._version) for m in modules_of(model) for p in m._parameters.values() if p is not None]
+    )
 
 
-def parameters_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return all parameters. Each generation asks, and `parameters()` takes three times as long."""
-    return [p for module in modules_of(model) for p in module._parameters.values() if p is not None]
+def addresses(model: torch.nn.Module) -> list[int]:
+    """What changes if the weights move, for kernels that copy none of them."""
+    return [p.data_ptr() for module in modules_of(model) for p in module._parameters.values() if p is not None]
 
 
 @contextmanager
