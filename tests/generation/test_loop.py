@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import glassformer as gf
 from glassformer import config as c
 from glassformer.config import ConfigError
-from glassformer.generation import Sampling, generate, stream
+from glassformer.generation import Sampling, generate, loop, stream
 from glassformer.model import build
 from tests import variants
 from tests.variants import decoder, lively, seq2seq
@@ -74,6 +74,14 @@ def test_the_same_row_has_the_same_draws_wherever_it_stands():
     assert other[:2] == out[:2]
     assert other[2] != out[2]
     assert generate(model, [[1, 2]], 15, sampling=LIVELY, seed=4)[0] == other[2]
+
+
+def test_only_sampling_draws_numbers(monkeypatch):
+    model, _ = lively(decoder())
+    monkeypatch.setattr(loop, "uniforms", lambda *arguments: pytest.fail("numbers were drawn"))
+    generate(model, [[1, 2]], 2)
+    with pytest.raises(pytest.fail.Exception):
+        generate(model, [[1, 2]], 2, Sampling())
 
 
 def test_prefill_in_chunks_changes_nothing():

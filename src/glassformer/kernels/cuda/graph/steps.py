@@ -213,9 +213,8 @@ def fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
 
     Each generation asks, so modules are walked without `parameters()`, which takes three times as long.
     """
-    return tuple(
-        [(p.data_ptr(), p._version) for m in modules_of(model) for p in m._parameters.values() if p is not None]
-    )
+    parameters = [p for module in modules_of(model) for p in module._parameters.values() if p is not None]
+    return tuple([(p.data_ptr(), p._version) for p in parameters])
 
 
 def addresses(model: torch.nn.Module) -> list[int]:
