@@ -89,7 +89,10 @@ class Steps(Iterator[list[int | None]]):
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
-        self.uniform = None if request.sampling.temperature == 0 else self._draws()
+        self.uniform: Tensor | None = None
+        if request.sampling.temperature:  # all numbers at once, and the host does not wait for the device
+            draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
+            self.uniform = draws.to(state.model.device, non_blocking=True)
         self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
         self.new: list[list[int]] = [[] for _ in request.prompts]
         self.ended = [False] * len(request.prompts)
@@ -118,12 +121,6 @@ class Steps(Iterator[list[int | None]]):
                     self.computed.append(self._choose(logits))
         self.step += 1
         return [self._gain(i, token) for i, token in enumerate(self.computed.popleft())]
-
-    def _draws(self) -> Float[Tensor, "B N"]:
-        """Return the uniform numbers of all steps, in one transfer to the device."""
-        request = self.request
-        draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
-        return draws.to(self.state.model.device, non_blocking=True)
 
     def close(self) -> None:
         """End the generation: no step follows."""
