@@ -210,4 +210,8 @@ M = TypeVar("M", bound=DecoderLM | Seq2Seq)
 
 def in_precision(model: M, dtype: torch.dtype) -> M:
     """Return the model that torch computes with: the model itself, or a copy of it in another dtype."""
-    return model if model.dtype is dtype else copy.deepcopy(model).to(dtype)
+    if model.dtype is dtype:
+        return model
+    copied = copy.deepcopy(model)
+    copied.to(dtype)
+    return copied
