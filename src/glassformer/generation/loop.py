@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.generation.beam import BeamSettings, beam_search
 from glassformer.generation.engine import Implementation, make_state
@@ -76,16 +76,9 @@ LONGEST_RUN = 64
 class Steps(Iterator[list[int | None]]):
     """The steps of a generation: the token that each sequence gained, None for one that has ended."""
 
-    def __init__(
-        self,
-        state: DecodeState,
-        request: GenerationRequest,
-        engine: Implementation,
-        modules: list[nn.Module] | None = None,
-    ):
-        """`modules`: all modules of the state's model, where the caller knows them."""
+    def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
         self.state, self.request, self.engine = state, request, engine
-        self.modules = modules_of(state.model) if modules is None else modules
+        self.modules = modules_of(state.model)
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
@@ -198,7 +191,7 @@ def generate(
     if beams == 1:
         return _collect(_steps(model, request), request, tokenizer)
     penalty = _beam_penalty(sampling, beams)
-    with evaluating(model):
+    with torch.no_grad():
         state, chosen = make_state(model, request)
     with evaluating(state.model):
         settings = BeamSettings(beams, max_new_tokens, request.stops, length_penalty, penalty, request.special)
@@ -233,12 +226,11 @@ def stream(model: Model, prompts: Prompts, max_new_tokens: int = 64, **options: 
 
 
 def _steps(model: Model, request: GenerationRequest) -> Steps | Speculation:
-    modules = modules_of(model)
-    with evaluating(parts=modules):
+    with torch.no_grad():  # nothing is computed yet: each step switches dropout off
         if request.draft is not None:
             return speculate(model, request)
         state, chosen = make_state(model, request)
-        return Steps(state, request, chosen, modules if state.model is model else None)
+        return Steps(state, request, chosen)
 
 
 def _collect(steps: Steps | Speculation, request: GenerationRequest, tokenizer: Any) -> Generated:

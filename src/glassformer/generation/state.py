@@ -70,10 +70,11 @@ class TorchState:
         self.model: Any = model
         self.chunk = chunk
         self.memory: Tensor | None = None
+        """Output of the encoder, after `start`."""
+        self.source: Tensor | None = None
         self.source_mask: Tensor | None = None
         if isinstance(model, Seq2Seq):
-            source, self.source_mask = pad(prompts, "right", model.device)
-            self.memory = model.encode(source, self.source_mask)
+            self.source, self.source_mask = pad(prompts, "right", model.device)
             prompts = starts(model, len(prompts))
         self.prompts = prompts
         self.tokens, self.real = pad(prompts, "left", model.device)
@@ -86,6 +87,8 @@ class TorchState:
 
     def start(self) -> Float[Tensor, "B V"]:
         """Read the prompts, in chunks if that was requested, so that a long prompt needs less memory at a time."""
+        if self.source is not None:
+            self.memory = self.model.encode(self.source, self.source_mask)
         width = self.tokens.shape[1]
         size = self.chunk if self.chunk and self.cache is not None else width
         hidden = self.tokens.new_empty(0)
