@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.generation import engine, state
+from glassformer.generation import engine, loop, state
+from glassformer.generation.request import GenerationRequest
 from glassformer.kernels.cuda.graph import prompt
 from glassformer.kernels.cuda.graph.launches import Launch
 from glassformer.kernels.decode import DECODE_KERNELS
@@ -204,6 +205,27 @@ def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_token
         more = torch.tensor([5, 6])
         wanted = exact(torch.cat([ids, more[:, None]], 1))[:, -1]
         assert difference(made.step(more), wanted) < 1e-2
+
+
+def test_the_host_waits_for_the_device_once(monkeypatch):
+    """A replayed prompt and its first token: every scalar or list that is read from a tensor waits for a GPU."""
+    _, half = models(config(), torch.float16)
+    prompts = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(4)).tolist()
+    waits = []
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "cpu"):
+        read_it = getattr(torch.Tensor, name)
+
+        def counted(self, *rest, name=name, read_it=read_it):
+            waits.append(name)
+            return read_it(self, *rest)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    for _ in range(2):
+        waits.clear()
+        request = GenerationRequest(prompts, max_new_tokens=1)
+        made = state.CapturedState(half, request.prompts, 1, None, DECODE_KERNELS[-1], "float16", captures=False)
+        assert len(list(loop.Steps(made, request, engine.Implementation("native", "cpu", "float16", "tested")))) == 1
+        assert waits == ["tolist"]
 
 
 def test_a_prompt_after_a_longer_one_of_the_same_padded_length():

@@ -173,11 +173,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) normalize(const Arguments 
     }
 }
 #else
-// x = activation(x) * (up + offset)
+// x = activation(x) * (up + offset). The last numbers first: of more than the L2 cache holds, those were written last and are
+// still there, and the down projection then finds the first ones.
 extern "C" __global__ void __launch_bounds__(THREADS) apply_gate(const Arguments a) {
     wait_for_previous_kernel();
-    const long long at = ((long long)blockIdx.x * THREADS + threadIdx.x) * 8;
-    if (at >= a.count) return;
+    const long long at = a.count - 8 - ((long long)blockIdx.x * THREADS + threadIdx.x) * 8;
+    if (at < 0) return;
     float gate[8], up[8];
     load8(gate, a.x + at), load8(up, a.up + at);
 #pragma unroll
