@@ -1,5 +1,6 @@
 """Prompts that the kernels prepare, emulated on a CPU, give the hidden states and the KV cache of the engine."""
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -268,6 +269,55 @@ def test_what_is_not_filled_of_a_cache_is_zero(chunk, monkeypatch):
             assert not held[:, :, T:].any()
             assert held[:, :, :T].any(-1).all()
             assert not held.isnan().any()
+
+
+class Stream:
+    """In place of a CUDA stream: it notes what is launched on it and which other streams it waits for."""
+
+    now: "Stream"
+    noted: list[tuple[str, str]]
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.noted.append((self.name, f"waits for {other.name}"))
+
+    @contextlib.contextmanager
+    def computes(self):
+        before, Stream.now = Stream.now, self
+        yield
+        Stream.now = before
+
+
+def test_keys_and_values_on_streams_of_their_own(monkeypatch):
+    """They begin when the norm is launched, queries do not wait for them, and attention waits for both."""
+    Stream.now, Stream.noted = Stream("main"), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream.now)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream.computes())
+    run = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: (Stream.noted.append((Stream.now.name, self.kernel)), run(self)))
+    exact, half = models(config(n_layers=1), torch.float16)
+    attend = half.decoder.blocks[0].attention.kernel
+
+    def noting(*given, **options):
+        Stream.noted.append((Stream.now.name, "attends"))
+        return attend(*given, **options)
+
+    half.decoder.blocks[0].attention.kernel = noting
+    reader = prompt.prompt_reader(half)
+    reader.streams = [Stream(name) for name in ("whole", "keys", "values")]
+    ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(8))
+    assert difference(read(half, ids, reader=reader)[0], read(exact, ids)[0]) < 1e-2
+    assert not reader.sides  # a longer prompt is launched on one stream
+    assert Stream.noted == [
+        ("main", "normalize"),
+        ("keys", "waits for main"), ("keys", "prepare_heads"),
+        ("values", "waits for main"), ("values", "prepare_heads"),
+        ("main", "prepare_heads"),
+        ("main", "waits for keys"), ("main", "waits for values"),
+        ("main", "attends"), ("main", "normalize"), ("main", "apply_gate"),
+    ]  # fmt: skip
 
 
 def test_which_prompts_are_padded():
