@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import glassformer as gf
 from glassformer import config as c
 from glassformer.config import ConfigError
-from glassformer.generation import Sampling, generate, loop, stream
+from glassformer.generation import Sampling, generate, stream
 from glassformer.model import build
 from tests import variants
 from tests.variants import decoder, lively, seq2seq
@@ -78,7 +78,8 @@ def test_the_same_row_has_the_same_draws_wherever_it_stands():
 
 def test_only_sampling_draws_numbers(monkeypatch):
     model, _ = lively(decoder())
-    monkeypatch.setattr(loop, "uniforms", lambda *arguments: pytest.fail("numbers were drawn"))
+    drawn = "glassformer.generation.loop.uniforms"
+    monkeypatch.setattr(drawn, lambda *arguments: pytest.fail("numbers were drawn"))
     generate(model, [[1, 2]], 2)
     with pytest.raises(pytest.fail.Exception):
         generate(model, [[1, 2]], 2, Sampling())
