@@ -31,7 +31,7 @@ from glassformer.shapes import Bool, Float, Int
 CAPTURED = 2048
 """Tokens of all sequences up to which prompts are captured. Longer ones keep the GPU busy while the host launches."""
 MOST_GRAPHS = 4
-"""Captured prompts that are kept for a model. Each holds keys and values of its own."""
+"""Captured prompts that are kept for a model. Each holds keys, values and masks of its own."""
 PACKS = 4
 """Loads of 16 bytes that a thread makes for a norm, if the row is not too long for all warps of a block."""
 _LAST: "weakref.WeakKeyDictionary[Any, tuple[list[int], PromptReader]]" = weakref.WeakKeyDictionary()
