@@ -78,6 +78,15 @@ def test_the_same_row_has_the_same_draws_wherever_it_stands():
     assert generate(model, [[1, 2]], 15, sampling=LIVELY, seed=4)[0] == other[2]
 
 
+def test_only_sampling_draws_numbers(monkeypatch):
+    model, _ = lively(decoder())
+    drawn = "glassformer.generation.loop.uniforms"
+    monkeypatch.setattr(drawn, lambda *arguments: pytest.fail("numbers were drawn"))
+    generate(model, [[1, 2]], 2)
+    with pytest.raises(pytest.fail.Exception):
+        generate(model, [[1, 2]], 2, Sampling())
+
+
 def test_prefill_in_chunks_changes_nothing():
     model, _ = lively(decoder())
     whole = generate(model, RAGGED, 10)
@@ -145,11 +154,13 @@ def test_stop_defaults_to_the_end_of_text_ids():
     assert generate(model, [[1]], 4, stop=[]).new == [[5, 7, 5, 5]]
 
 
-def test_generation_leaves_the_model_as_it_was():
-    model, _ = lively(decoder(dropout=0.5))
-    quiet = generate(model, [[1, 2]], 10)
+@pytest.mark.parametrize("config", [decoder(dropout=0.5), seq2seq(dropout=0.5)], ids=["decoder", "seq2seq"])
+@pytest.mark.parametrize("beams", [1, 2])
+def test_generation_leaves_the_model_as_it_was(config, beams):
+    model, _ = lively(config)
+    quiet = generate(model, [[1, 2]], 10, beams=beams)
     model.train()
-    assert generate(model, [[1, 2]], 10) == quiet  # no dropout while generating
+    assert generate(model, [[1, 2]], 10, beams=beams) == quiet  # no dropout while generating
     assert model.training
     assert torch.is_grad_enabled()
 

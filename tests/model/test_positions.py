@@ -9,6 +9,7 @@ from glassformer import config as c
 from glassformer import reference
 from glassformer.generation import generate
 from glassformer.model.positions import (
+    Rotary,
     Rotation,
     alibi_slopes,
     apply_rotation,
@@ -65,6 +66,19 @@ def test_partial_rotation_leaves_the_rest_and_keeps_the_norm(pairing):
     assert torch.equal(turned[..., 4:], x[..., 4:])
     assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-14)
     assert not torch.allclose(turned[:, :, 1:, :4], x[:, :, 1:, :4])
+
+
+def test_a_longer_table_does_not_replace_a_shorter_one():
+    """A captured CUDA graph reads the table that it was captured with by its address."""
+    scheme = Rotary(c.Rotary(), 8)
+    short = scheme.rotation(torch.arange(3)[None], torch.float32, 2)
+    held = dict(scheme.tables)
+    long = scheme.rotation(torch.arange(1500)[None], torch.float32, 1499)
+    assert len(held) == 1
+    assert all(scheme.tables[key] is table for key, table in held.items())
+    assert torch.equal(long.cos[:, :, :3], short.cos)
+    scheme.rotation(torch.arange(5)[None], torch.float32, 4)
+    assert len(scheme.tables) == 2
 
 
 def test_scalings_do_what_they_are_for():

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
-from torch import nn
 
 from glassformer.config import ModelConfig
 from glassformer.errors import GlassformerError
@@ -58,7 +57,7 @@ class Call:
     def of(cls, model: Model, request: GenerationRequest) -> "Call":
         return cls(
             config=model.config,
-            dtype=next(model.parameters()).dtype,
+            dtype=model.dtype,
             device=model.device,
             cache=request.cache,
             max_new_tokens=request.max_new_tokens,
@@ -163,7 +162,7 @@ def _kernel_state(
 
 def captured_dtype(model: Model, precision: str) -> torch.dtype:
     """Return the dtype of everything but weights in 8 bits: bfloat16 if the model is stored in more than 16 bits."""
-    stored = next(model.parameters()).dtype
+    stored = model.dtype
     if precision in ("int8", "fp8"):
         return stored if stored.itemsize == 2 else torch.bfloat16
     dtype: torch.dtype = getattr(torch, precision)
@@ -206,9 +205,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M", bound=DecoderLM | Seq2Seq)
 
 
 def in_precision(model: M, dtype: torch.dtype) -> M:
     """Return the model that torch computes with: the model itself, or a copy of it in another dtype."""
-    return model if next(model.parameters()).dtype is dtype else copy.deepcopy(model).to(dtype)
+    if model.dtype is dtype:
+        return model
+    copied = copy.deepcopy(model)
+    copied.to(dtype)
+    return copied

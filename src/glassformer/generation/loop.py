@@ -82,8 +82,10 @@ class Steps(Iterator[list[int | None]]):
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
-        draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
-        self.uniform = draws.to(state.model.device)  # all at once: a transfer waits for what the device computes
+        self.uniform: Tensor | None = None
+        if request.sampling.temperature:  # all numbers at once, and the host does not wait for the device
+            draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
+            self.uniform = draws.to(state.model.device, non_blocking=True)
         self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
         self.new: list[list[int]] = [[] for _ in request.prompts]
         self.ended = [False] * len(request.prompts)
@@ -142,7 +144,8 @@ class Steps(Iterator[list[int | None]]):
         with one_thread(self.state.owns_threads):
             if self.constraints is not None:
                 logits = self.constraints.apply(logits, self.step)
-            self.tokens = choose(logits, self.request.sampling, self.uniform[:, self.step], self.seen)
+            uniform = None if self.uniform is None else self.uniform[:, self.step]
+            self.tokens = choose(logits, self.request.sampling, uniform, self.seen)
             found = checked(logits, self.tokens)
         if self.seen is not None:
             self.seen.scatter_(1, self.tokens[:, None], True)
@@ -208,7 +211,7 @@ def generate(
     if beams == 1:
         return _collect(_steps(model, request), request, tokenizer)
     penalty = _beam_penalty(sampling, beams)
-    with evaluating(model):
+    with torch.no_grad():
         state, chosen = make_state(model, request)
     with evaluating(state.model):
         settings = BeamSettings(beams, max_new_tokens, request.stops, length_penalty, penalty, request.special)
@@ -243,7 +246,7 @@ def stream(model: Model, prompts: Prompts, max_new_tokens: int = 64, **options: 
 
 
 def _steps(model: Model, request: GenerationRequest) -> Steps | Speculation:
-    with evaluating(model):
+    with torch.no_grad():  # nothing is computed yet: each step switches dropout off
         if request.draft is not None:
             return speculate(model, request)
         state, chosen = make_state(model, request)

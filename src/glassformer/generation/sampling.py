@@ -129,12 +129,13 @@ def refuse_marked(tokens: list[int]) -> None:
 def choose(
     logits: Float[Tensor, "B V"],
     sampling: Sampling,
-    uniform: Float[Tensor, "B"],
+    uniform: Float[Tensor, "B"] | None,
     seen: Bool[Tensor, "B V"] | None = None,
 ) -> Int[Tensor, "B"]:
-    """Return the next token of every sequence."""
+    """Return the next token of every sequence. A temperature of 0 needs no uniform numbers."""
     if sampling.temperature == 0:
         if seen is not None and sampling.repetition_penalty != 1:
             logits = penalize(logits, seen, sampling.repetition_penalty)
         return logits.argmax(-1)
+    assert uniform is not None
     return draw(distribution(logits, sampling, seen), uniform)

@@ -196,10 +196,7 @@ def probabilities(
 
 def choices(logits: Float[Tensor, "T V"], sampling: Sampling, tokens: list[int], proposed: list[int]) -> Iterator[int]:
     """Yield the tokens chosen at temperature 0, by the function that chooses without a draft, so with the same ties."""
-    unused = logits.new_zeros(1)
-    return (
-        int(choose(here, sampling, unused, seen)) for here, seen in each_position(logits, sampling, tokens, proposed)
-    )
+    return (int(choose(here, sampling, None, seen)) for here, seen in each_position(logits, sampling, tokens, proposed))
 
 
 def accept_greedy(best: Iterator[int], proposal: Proposal) -> list[int]:

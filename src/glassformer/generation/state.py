@@ -58,7 +58,7 @@ class TorchState:
 
     owns_threads = False
     reader: Any = None
-    """What reads embedded tokens in place of the model's decoder, where a kernel does."""
+    """What reads tokens in place of the model's embedding and decoder, where a kernel does."""
 
     def __init__(
         self,
@@ -73,10 +73,11 @@ class TorchState:
         self.model: Any = model
         self.chunk = chunk
         self.memory: Tensor | None = None
+        """Output of the encoder, after `start`."""
+        self.source: Tensor | None = None
         self.source_mask: Tensor | None = None
         if isinstance(model, Seq2Seq):
-            source, self.source_mask = pad(prompts, "right", model.device)
-            self.memory = model.encode(source, self.source_mask)
+            self.source, self.source_mask = pad(prompts, "right", model.device)
             prompts = starts(model, len(prompts))
         self.prompts = prompts
         self.tokens, self.real = pad(prompts, "left", model.device)
@@ -89,16 +90,19 @@ class TorchState:
 
     def start(self) -> Float[Tensor, "B V"]:
         """Read the prompts, in chunks if that was requested, so that a long prompt needs less memory at a time."""
+        if self.source is not None:
+            self.memory = self.model.encode(self.source, self.source_mask)
         width = self.tokens.shape[1]
         size = self.chunk if self.chunk and self.cache is not None else width
         hidden = self.tokens.new_empty(0)
         for first in range(0, width, size):
-            x = self.model.embed(self.tokens[:, first : first + size])
+            tokens = self.tokens[:, first : first + size]
             real = None if self.real is None else self.real[:, first : first + size]
             if self.reader is not None:
-                hidden = self.reader(x, real, self.cache)
-            else:
-                hidden = self.model.decoder(x, real, cache=self.cache, memory=self.memory, memory_mask=self.source_mask)
+                hidden = self.reader(tokens, real, self.cache)
+                continue
+            x = self.model.embed(tokens)
+            hidden = self.model.decoder(x, real, cache=self.cache, memory=self.memory, memory_mask=self.source_mask)
         return self.model.logits(hidden[:, -1:])[:, 0]
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
@@ -267,17 +271,20 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 def pad(
     sequences: list[list[int]], side: str, device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Return sequences as one tensor and the mask of real tokens, None if all have the same length."""
+    """Return sequences as one tensor and the mask of real tokens, None if all have the same length.
+
+    The host does not wait for the device: memory that is not pinned has been read when `to` returns.
+    """
     width = max(map(len, sequences))
     if min(map(len, sequences)) == width:
-        return torch.stack([_ids(sequence) for sequence in sequences]).to(device), None
+        return torch.stack([_ids(sequence) for sequence in sequences]).to(device, non_blocking=True), None
     tokens = torch.zeros(len(sequences), width, dtype=torch.long)
     real = torch.zeros(len(sequences), width, dtype=torch.bool)
     for i, sequence in enumerate(sequences):
         at = slice(width - len(sequence), width) if side == "left" else slice(0, len(sequence))
         tokens[i, at] = _ids(sequence)
         real[i, at] = True
-    return tokens.to(device), real.to(device)
+    return tokens.to(device, non_blocking=True), real.to(device, non_blocking=True)
 
 
 def _ids(sequence: list[int]) -> Int[Tensor, "T"]:

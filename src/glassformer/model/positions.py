@@ -110,7 +110,8 @@ class Rotary(NoPosition):
     def __init__(self, spec: c.Rotary, d_head: int):
         super().__init__()
         self.spec, self.d_rotated = spec, spec.rotated(d_head)
-        self.tables: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor]] = {}
+        self.tables: dict[tuple[torch.device, torch.dtype, bool, int], tuple[Tensor, Tensor]] = {}
+        """By number of rows, a power of two. Short ones are kept: a captured CUDA graph reads them by their address."""
 
     def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None) -> Rotation | None:
         cos, sin = self._waves(positions, dtype, last, is_long=False)
@@ -123,11 +124,11 @@ class Rotary(NoPosition):
 
     def _waves(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None, is_long: bool) -> Waves:
         """Cosines and sines (B, 1, T, R/2), looked up where a bound on the positions is known."""
-        key = (positions.device, dtype, is_long)
         if last is None or last >= TABLE_LIMIT:
             return self.table(positions[:, None], dtype, is_long)
-        if key not in self.tables or len(self.tables[key][0]) <= last:
-            rows = 2 ** (max(last, 1023)).bit_length()
+        rows = 2 ** (max(last, 1023)).bit_length()
+        key = (positions.device, dtype, is_long, rows)
+        if key not in self.tables:
             self.tables[key] = self.table(torch.arange(rows, device=positions.device), dtype, is_long)
         cos, sin = self.tables[key]
         return cos[positions][:, None], sin[positions][:, None]

@@ -41,6 +41,11 @@ class _Model(nn.Module):
     def device(self) -> torch.device:
         return self.embed.tokens.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the weights are stored: that of the embedding."""
+        return self.embed.tokens.weight.dtype
+
 
 class DecoderLM(_Model):
     """Decoder-only: logits (B,T,V) of the next token at every position, from that position and earlier ones."""
@@ -361,7 +366,9 @@ def n_parameters(model: nn.Module) -> int:
 
 def modules_of(*models: nn.Module) -> list[nn.Module]:
     """Return all modules of some models, a shared one more than once. `modules()` takes four times as long."""
-    found: list[nn.Module] = list(models)
-    for module in found:  # which grows meanwhile
-        found += [part for part in module._modules.values() if part is not None]
+    found: list[nn.Module] = []
+    level: list[nn.Module] = list(models)
+    while level:
+        found += level
+        level = [part for module in level if module._modules for part in module._modules.values() if part is not None]
     return found

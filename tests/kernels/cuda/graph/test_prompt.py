@@ -1,5 +1,7 @@
 """Prompts that the kernels prepare, emulated on a CPU, give the hidden states and the KV cache of the engine."""
 
+import contextlib
+import copy
 import dataclasses
 import gc
 import weakref
@@ -8,11 +10,13 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.generation import engine, state
+from glassformer.generation import engine, loop, state
+from glassformer.generation.request import GenerationRequest
 from glassformer.kernels.cuda.graph import prompt
 from glassformer.kernels.cuda.graph.launches import Launch
 from glassformer.kernels.decode import DECODE_KERNELS
 from glassformer.model import build
+from glassformer.model.layers import build_norm
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.graph.emulated import on_cpu  # noqa: F401
 from tests.kernels.cuda.graph.test_fused import ENGINE, VARIANTS, V, config
@@ -42,9 +46,12 @@ def read(model, ids, real=None, chunk=T, reader=None):
     cache = model.new_cache("static", capacity=SLOTS)
     with torch.no_grad():
         for first in range(0, ids.shape[1], chunk):
-            x = model.embed(ids[:, first : first + chunk])
+            tokens = ids[:, first : first + chunk]
             mask = None if real is None else real[:, first : first + chunk]
-            hidden = model.decoder(x, mask, cache=cache) if reader is None else reader(x, mask, cache)
+            if reader is None:
+                hidden = model.decoder(model.embed(tokens), mask, cache=cache)
+            else:
+                hidden = reader(tokens, mask, cache)
     return hidden[:, -1:], [(s.k[:, :, : cache.length], s.v[:, :, : cache.length]) for s in cache.layers]
 
 
@@ -100,20 +107,80 @@ def test_a_prompt_in_chunks():
     assert worst(config(), chunk=3) < BOUND
 
 
-@pytest.mark.parametrize("kernel", ["prepare_heads", "apply_gate"])
+@pytest.mark.parametrize("kernel", ["prepare_heads", "apply_gate", "normalize"])
 def test_a_kernel_that_does_nothing_is_noticed(kernel, monkeypatch):
     run = Launch.run
     monkeypatch.setattr(Launch, "run", lambda self: None if self.kernel == kernel else run(self))
-    assert worst(config()) > 10 * BOUND
+    assert not worst(config()) < 10 * BOUND  # or NaN
 
 
-def test_a_reader_is_made_again_when_weights_change_and_keeps_no_model_alive():
-    _, half = models(config(attention=c.Attention(4, 2, d_head=16, qk_norm=c.RMSNorm())), torch.float16)
-    made = prompt.prompt_reader(half)
-    assert prompt.prompt_reader(half) is made
+@pytest.mark.slow
+@pytest.mark.parametrize(("fraction", "d_head"), [(0.5, 16), (0.75, 32), (0.5, 64), (1.0, 24)])
+def test_pairs_that_are_half_of_the_rotated_numbers_apart(fraction, d_head):
+    """Rotated numbers that are a multiple of 16, so that a thread has eight partners in one other, and others."""
+    cfg = config(attention=c.Attention(4, 2, d_head=d_head), position=c.Rotary(fraction=fraction))
+    assert worst(cfg) < BOUND
+
+
+NORMS = (c.RMSNorm(), c.RMSNorm(offset=1.0), c.LayerNorm(), c.LayerNorm(bias=False), c.RMSNorm(weight=False))
+
+
+@pytest.mark.parametrize(("width", "spec"), [(64, NORMS[0]), (1024, NORMS[1]), (1088, NORMS[2]), (3264, NORMS[3])])
+def test_norms_of_rows_that_one_or_several_warps_have(width, spec):
+    """Plain, added to a stream, and of the sum; an odd number of rows, so that a block has one that does not exist."""
+    half = build(config(residual_scale=0.5), seed=0).half()
+    norm = build_norm(width, spec).half()
+    generator = torch.Generator().manual_seed(7)
+    for parameter in norm.parameters():
+        parameter.data.copy_(torch.rand(width, generator=generator))
+    x, stream = (torch.randn(3, width, generator=generator).half() + 1 for _ in range(2))
+    reader = prompt.prompt_reader(half)
     with torch.no_grad():
-        half.decoder.blocks[0].attention.q_norm.weight.mul_(2.0)
+        exact = copy.deepcopy(norm).float()
+        wanted = [exact(x.float()), stream + 0.5 * exact(x.float()), exact(stream + 0.5 * x.float())]
+        found = [reader._norm(norm, x)]
+        found += [reader._norm(norm, x, stream.clone(), is_last=is_last) for is_last in (False, True)]
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=1e-3, atol=2e-3)
+
+
+def test_a_norm_in_another_dtype_is_computed_by_its_module(monkeypatch):
+    launched = []
+    run = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: (launched.append(self.kernel), run(self)))
+    exact, half = models(config(n_layers=1), torch.float16)
+    ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(8))
+    read(half, ids, reader=prompt.prompt_reader(half))
+    assert launched.count("normalize") == 2
+    assert prompt.reads_norm(half.decoder.norm, torch.float16)
+    assert not prompt.reads_norm(exact.decoder.norm, torch.float16)
+    shifted = torch.nn.Parameter(torch.ones(65, dtype=torch.float16)[1:])  # not aligned to 16 bytes
+    half.decoder.blocks[0].norm_attention.weight = shifted
+    launched.clear()
+    read(half, ids, reader=prompt.prompt_reader(half))
+    assert launched.count("normalize") == 1
+
+
+def test_weights_are_read_in_place_and_a_reader_is_made_again_when_they_move():
+    cfg = config(attention=c.Attention(4, 2, d_head=16, qk_norm=c.RMSNorm()))
+    exact, half = models(cfg, torch.float16)
+    made = prompt.prompt_reader(half)
+    ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(9))
+    before = read(half, ids, reader=made)[0]
+    with torch.no_grad():
+        for model in (exact, half):
+            for name in ("attention.q_norm", "norm_feedforward"):
+                model.decoder.blocks[0].get_submodule(name).weight.mul_(-2.0)
+    assert prompt.prompt_reader(half) is made
+    found, wanted = read(half, ids, reader=made)[0], read(exact, ids)[0]
+    assert difference(found, wanted) < 1e-2 < difference(before, wanted)
+    half.decoder.blocks[1].norm_attention.weight = torch.nn.Parameter(torch.ones(64, dtype=torch.float16))
     assert prompt.prompt_reader(half) is not made
+
+
+def test_a_reader_keeps_no_model_alive():
+    _, half = models(config(), torch.float16)
+    made = prompt.prompt_reader(half)
     watched = weakref.ref(half)
     del half, made
     gc.collect()
@@ -141,6 +208,27 @@ def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_token
         assert difference(made.step(more), wanted) < 1e-2
 
 
+def test_the_host_waits_for_the_device_once(monkeypatch):
+    """A replayed prompt and its first token: every scalar or list that is read from a tensor waits for a GPU."""
+    _, half = models(config(), torch.float16)
+    prompts = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(4)).tolist()
+    waits = []
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "cpu"):
+        read_it = getattr(torch.Tensor, name)
+
+        def counted(self, *rest, name=name, read_it=read_it):
+            waits.append(name)
+            return read_it(self, *rest)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    for _ in range(2):
+        waits.clear()
+        request = GenerationRequest(prompts, max_new_tokens=1)
+        made = state.CapturedState(half, request.prompts, 1, None, DECODE_KERNELS[-1], "float16", captures=False)
+        assert len(list(loop.Steps(made, request, engine.Implementation("native", "cpu", "float16", "tested")))) == 1
+        assert waits == ["tolist"]
+
+
 def test_a_prompt_after_a_longer_one_of_the_same_padded_length():
     exact, half = models(config(), torch.float16)
     reader = prompt.prompt_reader(half)
@@ -152,6 +240,84 @@ def test_a_prompt_after_a_longer_one_of_the_same_padded_length():
     assert difference(found, wanted) < 1e-2
     assert max(difference(a, b) for x, y in zip(stored, kept, strict=True) for a, b in zip(x, y, strict=True)) < 1e-2
     assert all(store.shape[2] == T for pair in stored for store in pair)
+
+
+def test_a_prompt_does_not_depend_on_the_one_before():
+    """Not even if that one had a NaN where the next one has padding, or if the memory of the cache had."""
+    _, half = models(config(), torch.float16)
+    with torch.no_grad():
+        half.embed.tokens.weight[5] = float("nan")
+    reader = prompt.prompt_reader(half)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    wanted, _ = read(half, ids, reader=reader)
+    assert read(half, torch.tensor([[1, 5, 5, 5, 5, 5, 5]]), reader=reader)[0].isnan().all()
+    found, stored = read(half, ids, reader=reader)
+    assert torch.equal(found, wanted)
+    assert not any(held.isnan().any() for pair in stored for held in pair)
+
+
+@pytest.mark.parametrize("chunk", [T, 3])
+def test_what_is_not_filled_of_a_cache_is_zero(chunk, monkeypatch):
+    _, half = models(config(), torch.float16)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, float("nan"), **options))
+    reader, cache = prompt.prompt_reader(half), half.new_cache("static", capacity=SLOTS)
+    ids = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(3))
+    for first in range(0, T, chunk):
+        reader(ids[:, first : first + chunk], None, cache)
+    for store in cache.layers:
+        for held in (store.k, store.v):
+            assert not held[:, :, T:].any()
+            assert held[:, :, :T].any(-1).all()
+            assert not held.isnan().any()
+
+
+class Stream:
+    """In place of a CUDA stream: it notes what is launched on it and which other streams it waits for."""
+
+    now: "Stream"
+    noted: list[tuple[str, str]]
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.noted.append((self.name, f"waits for {other.name}"))
+
+    @contextlib.contextmanager
+    def computes(self):
+        before, Stream.now = Stream.now, self
+        yield
+        Stream.now = before
+
+
+def test_keys_and_values_on_streams_of_their_own(monkeypatch):
+    """They begin when the norm is launched, queries do not wait for them, and attention waits for both."""
+    Stream.now, Stream.noted = Stream("main"), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream.now)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream.computes())
+    run = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: (Stream.noted.append((Stream.now.name, self.kernel)), run(self)))
+    exact, half = models(config(n_layers=1), torch.float16)
+    attend = half.decoder.blocks[0].attention.kernel
+
+    def noting(*given, **options):
+        Stream.noted.append((Stream.now.name, "attends"))
+        return attend(*given, **options)
+
+    half.decoder.blocks[0].attention.kernel = noting
+    reader = prompt.prompt_reader(half)
+    reader.streams = [Stream(name) for name in ("whole", "keys", "values")]
+    ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(8))
+    assert difference(read(half, ids, reader=reader)[0], read(exact, ids)[0]) < 1e-2
+    assert not reader.sides  # a longer prompt is launched on one stream
+    assert Stream.noted == [
+        ("main", "normalize"),
+        ("keys", "waits for main"), ("keys", "prepare_heads"),
+        ("values", "waits for main"), ("values", "prepare_heads"),
+        ("main", "prepare_heads"),
+        ("main", "waits for keys"), ("main", "waits for values"),
+        ("main", "attends"), ("main", "normalize"), ("main", "apply_gate"),
+    ]  # fmt: skip
 
 
 def test_which_prompts_are_padded():

@@ -57,10 +57,10 @@ ARGUMENTS = {
     ),
     "prompt": _structure(
         "PromptArguments",
-        "q k v keys values cosines sines q_weight q_bias k_weight k_bias gate up",
-        "eps clip limit up_offset",
-        "tokens first capacity own_waves",
-        "count",
+        "x out up weight bias cosines sines",
+        "eps offset scale clip limit up_offset",
+        "heads tokens own_waves",
+        "count sequence_step token_step head_step",
     ),
     "step": _structure("StepArguments", "program entries counter", "", "instructions steps"),
 }

@@ -1,22 +1,44 @@
-// What lies between the matmuls of a prompt: heads made ready for attention, and gates. Part 3.
+// What lies between the matmuls of a prompt: norms, heads made ready for attention, and gates. Part 3.
 //
-// A prompt has B sequences of T tokens, N = B T rows of H queries, G keys and G values. LANES neighbouring threads prepare one
-// of these heads, eight numbers each, in one load and one store of 16 bytes. Queries stay where they are, keys and values go
-// to the cache.
+// A prompt has B sequences of T tokens, N = B T rows. Every thread reads and writes eight numbers of 16 bits at a time. Weights
+// and biases of norms are those of the model, read in place.
 
 struct Arguments {
-    Stored *q, *k, *v;                  // (N, H, K), (N, G, K), (N, G, U): what the projections wrote
-    Stored *keys, *values;              // (B, G, capacity, K or U)
-    const Stored *cosines, *sines;      // (T, ROTATED / 2), or for each sequence its own
-    const float *q_weight, *q_bias, *k_weight, *k_bias;  // of the norms of queries and keys, or null
-    Stored* gate;                       // (count): gates, replaced by what the down projection reads
+    Stored* x;                          // (N, heads, WIDTH), what a projection wrote; (N, WIDTH); gates (count)
+    Stored* out;                        // heads; (N, WIDTH)
     const Stored* up;                   // (count)
-    long long count;                    // heads of all tokens; numbers of `gate`
-    float eps, clip, limit, up_offset;
-    int tokens, first, capacity, own_waves;  // `first`: slot of the first token. own_waves: 1 if sequences have their own
+    const Stored *weight, *bias;        // of a norm, or null
+    const Stored *cosines, *sines;      // (T, ROTATED / 2), or for each sequence its own
+    long long count;                    // heads of all tokens; N; numbers of the gates
+    long long sequence_step, token_step, head_step;  // from one head in `out` to the next, in numbers
+    float eps, offset, scale, clip, limit, up_offset;  // `offset` is added to the weight of a norm
+    int heads, tokens, own_waves;       // own_waves: 1 if sequences have their own cosines and sines
 };
 
-#ifndef ACTIVATION
+__device__ inline void load8(float* x, const Stored* at) {
+    const Pack p = *(const Pack*)at;
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = to_float((Stored)(p.word[j / 2] >> 16 * (j % 2)));
+}
+__device__ inline void store8(Stored* at, const float* x) {
+    Pack p;
+#pragma unroll
+    for (int j = 0; j < 4; j++) p.word[j] = to_stored(x[2 * j]) | (u32)to_stored(x[2 * j + 1]) << 16;
+    *(Pack*)at = p;
+}
+// Eight numbers of a vector, normed: `i` is the index of the first one in the norm's weight and bias.
+__device__ inline void apply_norm(float* x, const Arguments& a, const Stored* weight, int i, float mean, float inverse) {
+    float factor[8], shift[8];
+    if (weight) load8(factor, weight + i);
+    if (a.bias) load8(shift, a.bias + i);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        x[j] = (x[j] - mean) * inverse * (weight ? factor[j] + a.offset : 1.f) + (a.bias ? shift[j] : 0.f);
+}
+
+#if defined(LANES)
+// LANES neighbouring threads prepare one head of queries, keys or values. Queries stay where they are; keys and values go to
+// the cache, whose heads are further apart.
 #define HEADS_OF_BLOCK (THREADS / LANES)
 
 // The sum over the threads of a head.
@@ -26,31 +48,36 @@ __device__ inline float head_sum(float x) {
     return x;
 }
 
-// The norm of a query or a key: x are its numbers first to first + 7. All threads of a warp call it, those of values too, which
-// stay as they are. NORM_OVER is 1 if each head has a weight of its own.
-__device__ inline void normalize_head(
-    float* x, int first, bool is_value, const float* weight, const float* bias, int head, float eps) {
-    const float centre = QK_NORM == 2 ? __shfl_sync(FULL_MASK, x[0], threadIdx.x % 32 / LANES * LANES) : 0.f;
+// The norm of a head: x are its numbers first to first + 7. NORM_OVER is 1 if each head has a weight of its own.
+__device__ inline void normalize_head(float* x, int first, const Arguments& a, int head) {
+    const float centre = NORM == 2 ? __shfl_sync(FULL_MASK, x[0], threadIdx.x % 32 / LANES * LANES) : 0.f;
     float mean = 0, inverse = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float d = first < K ? x[j] - centre : 0.f;
+        float d = first < WIDTH ? x[j] - centre : 0.f;
         mean += d, inverse += d * d;
     }
     mean = head_sum(mean), inverse = head_sum(inverse);
-    moments(mean, inverse, centre, K, eps, QK_NORM == 2);
-    if (first >= K || is_value) return;
-    if (weight && NORM_OVER == 1) weight += head * K;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        x[j] = (x[j] - mean) * inverse * (weight ? weight[first + j] : 1.f) + (bias ? bias[first + j] : 0.f);
+    moments(mean, inverse, centre, WIDTH, a.eps, NORM == 2);
+    if (first < WIDTH) apply_norm(x, a, a.weight && NORM_OVER ? a.weight + head * WIDTH : a.weight, first, mean, inverse);
 }
 
 #if ROTATED
-// Pair p of a query or a key, (a, b), becomes (a cos - b sin, a sin + b cos). All threads of a warp call it. The partner of
-// number i is i + 1 or i - 1 or, with HALVES, ROTATED / 2 numbers further or before, in a register of another thread.
-__device__ inline void rotate_head(float* x, int first, bool is_value, const Stored* cosines, const Stored* sines) {
+// Pair p of a head, (a, b), becomes (a cos - b sin, a sin + b cos). All threads of a warp call it. The partner of number i is
+// i + 1 or i - 1 or, with HALVES, ROTATED / 2 numbers further or before, in a register of another thread.
+__device__ inline void rotate_head(float* x, int first, const Stored* cosines, const Stored* sines) {
     const int half = ROTATED / 2, lane = threadIdx.x % 32;
+#if HALVES && ROTATED % 16 == 0
+    // all eight partners are in one thread, and eight neighbouring pairs are rotated
+    const bool is_first = first < half;
+    float other[8], cosine[8], sine[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) other[j] = __shfl_sync(FULL_MASK, x[j], (lane + (is_first ? half / 8 : 32 - half / 8)) % 32);
+    if (first >= ROTATED) return;
+    load8(cosine, cosines + first % half), load8(sine, sines + first % half);
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = x[j] * cosine[j] + (is_first ? -other[j] : other[j]) * sine[j];
+#else
     float y[8];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -63,67 +90,102 @@ __device__ inline void rotate_head(float* x, int first, bool is_value, const Sto
             other = is_first ? after : before;
         }
         y[j] = x[j];
-        if (i >= ROTATED || is_value) continue;
+        if (i >= ROTATED) continue;
         const float cosine = to_float(cosines[p]), sine = to_float(sines[p]);
         y[j] = is_first ? x[j] * cosine - other * sine : other * sine + x[j] * cosine;
     }
 #pragma unroll
     for (int j = 0; j < 8; j++) x[j] = y[j];
+#endif
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_heads(const Arguments a) {
     wait_for_previous_kernel();
-    const int place = threadIdx.x / LANES, first = threadIdx.x % LANES * 8;
-    const long long number = (long long)blockIdx.x * HEADS_OF_BLOCK + place;
-    const bool exists = number < a.count;  // threads of a last head that is not there compute too: a warp sums together
-    const long long index = exists ? number : a.count - 1;
-    const u32 row = (u32)(index / (H + 2 * G)), sequence = row / (u32)a.tokens, t = row % (u32)a.tokens;
-    const int n = (int)(index % (H + 2 * G));
-    const bool is_value = n >= H + G, is_key = n >= H && !is_value;
-    const int head = is_value ? n - H - G : is_key ? n - H : n, width = is_value ? U : K;
-    const long long kept = ((long long)sequence * G + head) * a.capacity + a.first + t;  // in the cache
-    const Stored* from = is_value ? a.v + ((long long)row * G + head) * U + first
-                         : is_key ? a.k + ((long long)row * G + head) * K + first
-                                  : a.q + ((long long)row * H + head) * K + first;
-    Stored* to = is_value ? a.values + kept * U + first : is_key ? a.keys + kept * K + first : (Stored*)from;
-    Pack loaded = {};
-    if (first < width) loaded = *(const Pack*)from;
-    float x[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = to_float((Stored)(loaded.word[j / 2] >> 16 * (j % 2)));
-    const float *weight = is_key ? a.k_weight : a.q_weight, *bias = is_key ? a.k_bias : a.q_bias;
-    if (QK_NORM && !NORM_LAST) normalize_head(x, first, is_value, weight, bias, head, a.eps);
+    const int first = threadIdx.x % LANES * 8;
+    const u32 number = blockIdx.x * HEADS_OF_BLOCK + threadIdx.x / LANES, count = (u32)a.count;
+    const bool exists = number < count;  // threads of a last head that is not there compute too: a warp sums together
+    const u32 index = exists ? number : count - 1, row = index / (u32)a.heads, head = index % (u32)a.heads;
+    const u32 sequence = row / (u32)a.tokens, t = row % (u32)a.tokens;
+    float x[8] = {};
+    if (first < WIDTH) load8(x, a.x + (long long)index * WIDTH + first);
+    if (NORM && !NORM_LAST) normalize_head(x, first, a, head);
     if (a.clip > 0)
 #pragma unroll
         for (int j = 0; j < 8; j++) x[j] = fminf(fmaxf(x[j], -a.clip), a.clip);
 #if ROTATED
     const long long wave = ((a.own_waves ? (long long)sequence * a.tokens : 0) + t) * (ROTATED / 2);
-    rotate_head(x, first, is_value, a.cosines + wave, a.sines + wave);
+    rotate_head(x, first, a.cosines + wave, a.sines + wave);
 #endif
-    if (QK_NORM && NORM_LAST) normalize_head(x, first, is_value, weight, bias, head, a.eps);
+    if (NORM && NORM_LAST) normalize_head(x, first, a, head);
+    if (exists && first < WIDTH) store8(a.out + sequence * a.sequence_step + t * a.token_step + head * a.head_step + first, x);
+}
+#elif defined(NORM)
+// out = norm(x), or with a residual stream: out += scale * norm(x) (ADD 1) or out = norm(out + scale * x) (ADD 2), in one pass.
+// WARPS_OF_ROW warps have a row, each thread up to PACKS times eight numbers of it in registers.
+#define THREADS_OF_ROW (32 * WARPS_OF_ROW)
+#define PACKS ((WIDTH / 8 + THREADS_OF_ROW - 1) / THREADS_OF_ROW)
+
+extern "C" __global__ void __launch_bounds__(THREADS) normalize(const Arguments a) {
+    __shared__ float room[2 * WARPS];
+    wait_for_previous_kernel();
+    const int begin = threadIdx.x % THREADS_OF_ROW * 8, warp = threadIdx.x / 32;
+    const long long number = (long long)blockIdx.x * (WARPS / WARPS_OF_ROW) + threadIdx.x / THREADS_OF_ROW;
+    const bool exists = number < a.count;  // all threads of a block wait for each other
+    const long long row = (exists ? number : a.count - 1) * WIDTH;
+    float x[PACKS][8], old[PACKS][8];
+    float centre = NORM == 2 ? to_float(a.x[row]) : 0.f, mean = 0, inverse = 0;
+    if (NORM == 2 && ADD == 2) centre = to_float(a.out[row]) + a.scale * centre;
 #pragma unroll
-    for (int j = 0; j < 4; j++) loaded.word[j] = to_stored(x[2 * j]) | (u32)to_stored(x[2 * j + 1]) << 16;
-    if (exists && first < width) *(Pack*)to = loaded;
+    for (int p = 0; p < PACKS; p++) {
+        const int i = begin + p * THREADS_OF_ROW * 8;
+        if (i >= WIDTH) continue;
+        load8(x[p], a.x + row + i);
+        if (ADD) load8(old[p], a.out + row + i);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (ADD == 2) x[p][j] = old[p][j] + a.scale * x[p][j];
+            const float d = x[p][j] - centre;
+            mean += d, inverse += d * d;
+        }
+    }
+    mean = warp_sum(mean), inverse = warp_sum(inverse);
+    if (WARPS_OF_ROW > 1) {
+        if (threadIdx.x % 32 == 0) room[warp] = mean, room[WARPS + warp] = inverse;
+        sync_block();
+        mean = inverse = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS_OF_ROW; w++) {
+            const int other = warp / WARPS_OF_ROW * WARPS_OF_ROW + w;
+            mean += room[other], inverse += room[WARPS + other];
+        }
+    }
+    moments(mean, inverse, centre, WIDTH, a.eps, NORM == 2);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        const int i = begin + p * THREADS_OF_ROW * 8;
+        if (i >= WIDTH || !exists) continue;
+        apply_norm(x[p], a, a.weight, i, mean, inverse);
+        if (ADD == 1)
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[p][j] = old[p][j] + a.scale * x[p][j];
+        store8(a.out + row + i, x[p]);
+    }
 }
 #else
-// gate = activation(gate) * (up + offset), eight numbers of 16 bits to a thread
+// x = activation(x) * (up + offset). The last numbers first: of more than the L2 cache holds, those were written last and are
+// still there, and the down projection then finds the first ones.
 extern "C" __global__ void __launch_bounds__(THREADS) apply_gate(const Arguments a) {
     wait_for_previous_kernel();
-    const long long at = ((long long)blockIdx.x * THREADS + threadIdx.x) * 8;
-    if (at >= a.count) return;
-    Pack gates = *(const Pack*)(a.gate + at), ups = *(const Pack*)(a.up + at);
+    const long long at = a.count - 8 - ((long long)blockIdx.x * THREADS + threadIdx.x) * 8;
+    if (at < 0) return;
+    float gate[8], up[8];
+    load8(gate, a.x + at), load8(up, a.up + at);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 two = 0;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float gate = to_float((u16)(gates.word[i] >> 16 * half)), up = to_float((u16)(ups.word[i] >> 16 * half));
-            if (a.limit > 0) gate = fminf(gate, a.limit), up = fminf(fmaxf(up, -a.limit), a.limit);
-            two |= (u32)to_stored(activate(ACTIVATION, gate) * (up + a.up_offset)) << 16 * half;
-        }
-        gates.word[i] = two;
+    for (int j = 0; j < 8; j++) {
+        if (a.limit > 0) gate[j] = fminf(gate[j], a.limit), up[j] = fminf(fmaxf(up[j], -a.limit), a.limit);
+        gate[j] = activate(ACTIVATION, gate[j]) * (up[j] + a.up_offset);
     }
-    *(Pack*)(a.gate + at) = gates;
+    store8(a.x + at, gate);
 }
 #endif

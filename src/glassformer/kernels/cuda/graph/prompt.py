@@ -1,4 +1,4 @@
-"""Prompts on a GPU: torch's matmuls and attention, and two kernels for everything between them (prompt.cu).
+"""Prompts on a GPU: torch's matmuls and attention, and three kernels for everything between them (prompt.cu).
 
 Masks, positions and windows are those of the engine. A part that the kernels do not support is computed by its module.
 
@@ -7,6 +7,7 @@ are padded on the right, where causal attention does not see it, and the second 
 a CUDA graph. Captured or not, the same operations run, so the result does not depend on earlier calls.
 """
 
+import contextlib
 import threading
 import weakref
 from typing import Any, assert_never
@@ -18,47 +19,54 @@ from torch import Tensor, nn
 from glassformer import config as c
 from glassformer.kernels.cuda.graph import launches, parts, steps
 from glassformer.kernels.cuda.graph.launches import STORED, Launch
-from glassformer.kernels.cuda.graph.linear import NormFactors, norm_factors
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.model.block import Block
 from glassformer.model.cache import Cache, Static, build_cache
-from glassformer.model.context import NO_TAP, AttentionContext, forward_context
-from glassformer.model.layers import Gated
+from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, forward_context
+from glassformer.model.layers import Gated, LayerNorm, RMSNorm
 from glassformer.model.moe import MoE
+from glassformer.model.positions import Rotation
 from glassformer.shapes import Bool, Float, Int
 
 CAPTURED = 2048
 """Tokens of all sequences up to which prompts are captured. Longer ones keep the GPU busy while the host launches."""
 MOST_GRAPHS = 4
-"""Captured prompts that are kept for a model. Each holds keys and values of its own."""
-_LAST: "weakref.WeakKeyDictionary[Any, tuple[Any, PromptReader]]" = weakref.WeakKeyDictionary()
-"""The reader that was made last for each model, and the weights that it was made for."""
+"""Captured prompts that are kept for a model. Each holds keys, values and masks of its own."""
+PACKS = 4
+"""Loads of 16 bytes that a thread makes for a norm, if the row is not too long for all warps of a block."""
+_LAST: "weakref.WeakKeyDictionary[Any, tuple[list[int], PromptReader]]" = weakref.WeakKeyDictionary()
+"""The reader that was made last for each model, and the addresses of the weights that it was made for."""
 
 
 def prompt_reader(model: DecoderLM | Seq2Seq) -> "PromptReader | None":
-    """Return what reads prompts in place of the model's decoder, or None if nothing of it is supported."""
-    if not isinstance(model, DecoderLM) or next(model.parameters()).dtype not in (torch.bfloat16, torch.float16):
+    """Return what reads prompts in place of the model's decoder, or None if nothing of it is supported.
+
+    The weights are read in place, norms included: a reader is made again only if they move.
+    """
+    if not isinstance(model, DecoderLM) or model.dtype not in (torch.bfloat16, torch.float16):
         return None
-    key = steps.fingerprint(model)
-    made_for, made = _LAST.get(model, (None, None))
-    if made_for != key:
-        if "model" in parts.unsupported_parts(model.config, 0) or steps.unsupported_device(model.device) is not None:
-            return None
-        made = PromptReader(model)
-        _LAST[model] = (key, made)
+    key = steps.addresses(model)
+    found = _LAST.get(model)
+    if found is not None and found[0] == key:
+        return found[1]
+    if "model" in parts.unsupported_parts(model.config, 0) or steps.unsupported_device(model.device) is not None:
+        return None
+    made = PromptReader(model)
+    _LAST[model] = (key, made)
     return made
 
 
 class PromptReader:
-    """A decoder that reads the tokens of prompts into a static KV cache, many at once."""
+    """Embedding and decoder of a model, which read the tokens of prompts into a static KV cache, many at once."""
 
     def __init__(self, model: DecoderLM):
-        self.config, self.stack = model.config, model.decoder
-        self.dtype = next(model.parameters()).dtype
-        layers = list(enumerate(self.stack.layers))
-        self.attends = [parts.attention_is_fused(self.config, block, layer, self.dtype) for layer, block in layers]  # type: ignore[arg-type]
-        self.feeds = [parts.feedforward_is_fused(self.config, block, layer, self.dtype) for layer, block in layers]  # type: ignore[arg-type]
-        self.norms = [self._qk_norms(block) for _, block in layers]
+        self.config, self.embed, self.stack, self.dtype = model.config, model.embed, model.decoder, model.dtype
+        layers: list[tuple[int, Any]] = list(enumerate(self.stack.layers))
+        self.attends = [
+            parts.attention_is_fused(self.config, block, layer, self.dtype) and self._reads_norms_of(block.attention)
+            for layer, block in layers
+        ]
+        self.feeds = [parts.feedforward_is_fused(self.config, block, layer, self.dtype) for layer, block in layers]
         self.sizes = (0, 0)
         """Sequences and new tokens of each."""
         self.prompts: dict[tuple[int, int], CapturedPrompt] = {}
@@ -67,65 +75,69 @@ class PromptReader:
         """Held while a prompt is launched: generations in other threads use the same buffers afterwards."""
         self.pool: Any = None
         """The GPU memory in which all captured prompts compute."""
+        self.streams = [torch.cuda.Stream(model.device) for _ in range(3)] if model.device.type == "cuda" else []
+        """Where prompts are captured: one in which most is computed, one for keys, one for values."""
+        self.sides: list[torch.cuda.Stream] = []
+        """The streams for keys and values, while a captured prompt is launched."""
         waits = any(isinstance(module, MoE) for module in self.stack.modules())
         self.is_capturable = all(self.attends) and not waits
         """False if the host must know what the GPU computed, or if the cache is not kept as these kernels keep it."""
 
-    def _qk_norms(self, block: Any) -> tuple[NormFactors, NormFactors]:
-        """The norms of queries and keys that the kernel computes; one over all heads is computed by torch."""
-        module = block.attention
-        if self.config.attention.qk_norm is None or self.config.attention.qk_norm_over == "all":
-            return NormFactors(0), NormFactors(0)
-        return norm_factors(module.q_norm), norm_factors(module.k_norm)
+    def _reads_norms_of(self, attention: Any) -> bool:
+        """Return whether the kernel can norm queries and keys; a norm over all heads is computed by torch."""
+        norms = () if attention.norms_all or attention.q_norm is None else (attention.q_norm, attention.k_norm)
+        return all(reads_norm(norm, self.dtype) for norm in norms)
 
     @torch.no_grad()
     def __call__(
-        self, x: Float[Tensor, "B T W"], mask: Bool[Tensor, "B T"] | None, cache: Cache
+        self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"] | None, cache: Cache
     ) -> Float[Tensor, "B 1 D"]:
-        """Read embedded tokens and return the hidden state of the last one of each sequence. x is overwritten."""
+        """Read tokens and return the hidden state of the last one of each sequence."""
+        batch, new = tokens.shape
+        length = padded_length(new, self.config.max_len, self.config.changes_frequencies_at)
+        is_whole = mask is None and not cache.length
         with self.lock:
-            return self._read(x, mask, cache) if mask is not None or cache.length else self._replay(x, cache)
+            if is_whole and self.is_capturable and batch * length <= CAPTURED:
+                return self._replay(tokens, length, cache)
+            x = self.embed(tokens)
+            return self._hidden(self.compute(x, self.context(x, mask, cache), cache)[:, -1:])
 
-    def _replay(self, x: Float[Tensor, "B T W"], cache: Cache) -> Float[Tensor, "B 1 D"]:
-        """Read whole prompts of one length: those that are not too long as a graph."""
-        batch, tokens = x.shape[:2]
-        length = padded_length(tokens, self.config.max_len, self.config.changes_frequencies_at)
-        if not self.is_capturable or batch * length > CAPTURED:
-            return self._read(x, None, cache)
-        prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, x, length)
+    def _replay(self, tokens: Int[Tensor, "B T"], length: int, cache: Cache) -> Float[Tensor, "B 1 D"]:
+        """Read whole prompts of one length, as a graph from the second time on."""
+        batch, new = tokens.shape
+        prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, batch, length, tokens.device)
         self.prompts[batch, length] = prompt  # the newest is last
         if len(self.prompts) > MOST_GRAPHS:
             del self.prompts[next(iter(self.prompts))]
-        hidden = prompt.read(self, x).clone()
-        cache.append(tokens)
-        self.sizes = (batch, tokens)
-        for mine, held in zip(self._allocate(cache, x), prompt.stored, strict=True):
-            mine[..., :tokens, :].copy_(held[..., :tokens, :])
+        hidden = self._hidden(prompt.read(self, tokens)[:, new - 1 : new])
+        cache.append(new)
+        for mine, held in zip(self.allocate(cache, batch), prompt.stored, strict=True):
+            # as numbers of 16 bytes: torch copies a part of a buffer number by number
+            mine.view(torch.complex128)[..., :new, :].copy_(held.view(torch.complex128)[..., :new, :])
         return hidden
 
-    def _read(
-        self,
-        x: Float[Tensor, "B T W"],
-        mask: Bool[Tensor, "B T"] | None,
-        cache: Cache,
-        last: Int[Tensor, "1"] | None = None,
-    ) -> Float[Tensor, "B 1 D"]:
-        """`last` is the index of the token whose hidden state is returned."""
+    def _hidden(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
+        return x.clone() if self.stack.norm is None else self.stack.norm(x)
+
+    def context(self, x: Float[Tensor, "B T W"], mask: Bool[Tensor, "B T"] | None, cache: Cache) -> ForwardContext:
+        """Return positions and masks of embedded tokens, and record them in the cache."""
         stack = self.stack
-        context = forward_context(
+        return forward_context(
             x, stack.position, stack.windows, stack.causal, mask, cache=cache, kinds=stack.kinds,
             score_bias=stack.score_bias,
         )  # fmt: skip
+
+    def compute(self, x: Float[Tensor, "B T W"], context: ForwardContext, cache: Cache) -> Float[Tensor, "B T D"]:
+        """Return the residual stream after all blocks. x is overwritten."""
         self.sizes = (x.shape[0], x.shape[1])
-        x = stack.add_positions(x, context.positions).flatten(0, 1).contiguous()
-        for layer, block in enumerate(stack.layers):
+        x = self.stack.add_positions(x, context.positions).flatten(0, 1).contiguous()
+        for layer, block in enumerate(self.stack.layers):
             x = self._block(layer, block, context.layers[layer], cache, x)
-        x = x.unflatten(0, self.sizes)
-        x = x[:, -1:] if last is None else x.index_select(1, last)
-        return x if stack.norm is None else stack.norm(x)
+        return x.unflatten(0, self.sizes)
 
     def _block(self, layer: int, block: Any, context: AttentionContext, cache: Cache, x: Tensor) -> Tensor:
         """Return the stream after a block, with the norms where its placement has them."""
+        norm = self._norm
 
         def attend(h: Tensor, into: Tensor | None = None) -> Tensor:
             return self._attend(layer, block, h, context, cache, into)
@@ -136,27 +148,48 @@ class PromptReader:
         has_feed = block.feedforward is not None
         match self.config.placement:
             case "pre":
-                x = attend(block.norm_attention(x), x)
-                return feed(block.norm_feedforward(x), x) if has_feed else x
+                x = attend(norm(block.norm_attention, x), x)
+                return feed(norm(block.norm_feedforward, x), x) if has_feed else x
             case "parallel":
-                h = block.norm(x)
+                h = norm(block.norm, x)
                 return feed(h, attend(h, x))
             case "parallel_two":
-                h, g = block.norm_attention(x), block.norm_feedforward(x)
+                h, g = norm(block.norm_attention, x), norm(block.norm_feedforward, x)
                 return feed(g, attend(h, x))
             case "after":
-                x = block.add(x, block.norm_attention(attend(x)))
-                return block.add(x, block.norm_feedforward(feed(x))) if has_feed else x
+                x = norm(block.norm_attention, attend(x), x)
+                return norm(block.norm_feedforward, feed(x), x) if has_feed else x
             case "sandwich":
-                x = block.add(x, block.norm_attention_out(attend(block.norm_attention(x))))
+                x = norm(block.norm_attention_out, attend(norm(block.norm_attention, x)), x)
                 if not has_feed:
                     return x
-                return block.add(x, block.norm_feedforward_out(feed(block.norm_feedforward(x))))
+                return norm(block.norm_feedforward_out, feed(norm(block.norm_feedforward, x)), x)
             case "post":
-                x = block.norm_attention(block.add(x, attend(x)))
-                return block.norm_feedforward(block.add(x, feed(x))) if has_feed else x
+                x = norm(block.norm_attention, attend(x), x, is_last=True)
+                return norm(block.norm_feedforward, feed(x), x, is_last=True) if has_feed else x
             case _:
                 assert_never(self.config.placement)
+
+    def _norm(self, norm: Any, x: Tensor, into: Tensor | None = None, is_last: bool = False) -> Tensor:
+        """Return norm(x), or add it to a stream; `is_last` adds x to the stream and norms that. The stream changes."""
+        if not reads_norm(norm, self.dtype):
+            return norm(self._add(x, into)) if is_last else self._add(norm(x), into)
+        out, x = torch.empty_like(x) if into is None else into, x.contiguous()
+        rows, width = x.shape
+        warps = 1
+        while warps < launches.WARPS and width > 8 * 32 * warps * PACKS:
+            warps *= 2
+        macros = {"NORM": norm_kind(norm), "ADD": 0 if into is None else 1 + is_last, "WIDTH": width}
+        given = {
+            "x": x, "out": out, "count": rows, "scale": self.config.residual_scale, "weight": norm.weight,
+            "bias": norm.bias, "eps": norm.eps, "offset": norm.offset,
+        }  # fmt: skip
+        self._launch("normalize", {**macros, "WARPS_OF_ROW": warps}, given, rows * warps * 32)
+        return out
+
+    def _launch(self, kernel: str, macros: dict[str, int], given: dict[str, Any], threads: int) -> None:
+        macros |= {"STORED": STORED[self.dtype], "OPERAND_IS_BF16": int(self.dtype is torch.bfloat16)}
+        Launch("prompt", kernel, macros, given, -(-threads // (32 * launches.WARPS))).run()
 
     def _attend(
         self, layer: int, block: Block, h: Tensor, context: AttentionContext, cache: Cache, into: Tensor | None
@@ -164,11 +197,13 @@ class PromptReader:
         module: Any = block.attention
         if not self.attends[layer]:
             return self._add(module(h.unflatten(0, self.sizes), context).flatten(0, 1), into)
-        q, k, v = (_linear(h, part) for part in (module.q, module.k, module.v))
-        if module.q_norm is not None and module.norms_all:
-            q, k = module.q_norm(q), module.k_norm(k)
-        keys, values = self._prepare(layer, q, k, v, context, cache)
+        keys, values = self._project_kv(module, h, context, cache)
+        q = _linear(h, module.q)
+        q = module.q_norm(q) if module.q_norm is not None and module.norms_all else q
         heads = q.unflatten(0, self.sizes).unflatten(-1, (module.n_heads, -1)).transpose(1, 2)
+        self._prepare(q, heads, module, module.q_norm, context.rotation)
+        for side in self.sides:
+            torch.cuda.current_stream().wait_stream(side)
         if module.softcap is not None or module.sinks is not None:
             return self._add(module.attend(heads, keys, values, context, NO_TAP).flatten(0, 1), into)
         mask = None if context.mask is None else context.mask[..., -keys.shape[2] :]
@@ -178,46 +213,63 @@ class PromptReader:
         )  # fmt: skip
         return self._finish(mixed.transpose(1, 2).reshape(len(h), -1), module.o, into)
 
-    def _prepare(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, cache: Cache
-    ) -> tuple[Tensor, Tensor]:
-        """Norm and rotate queries in place, and keys and values into the cache; return its filled part."""
-        cfg, store = self.config, context.cache
+    def _project_kv(
+        self, module: Any, h: Tensor, context: AttentionContext, cache: Cache
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
+        """Write new keys and values into the cache, each on a stream of its own if there is one; return all of them.
+
+        Of a short prompt each of these matmuls leaves most of the GPU idle.
+        """
+        store = context.cache
         assert isinstance(store, Static)
-        H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
-        sequences, tokens = self.sizes
-        if store.k is None or store.v is None:
-            self._allocate(cache, k)
+        if store.k is None:
+            self.allocate(cache, self.sizes[0])
         assert store.k is not None
         assert store.v is not None
-        rotation, (q_norm, k_norm) = context.rotation, self.norms[layer]
-        given: dict[str, Any] = {
-            "q": q, "k": k, "v": v, "keys": store.k, "values": store.v, "count": sequences * tokens * (H + 2 * G),
-            "q_weight": q_norm.weight, "q_bias": q_norm.bias, "k_weight": k_norm.weight, "k_bias": k_norm.bias,
-            "eps": q_norm.eps, "clip": cfg.attention.clip or 0.0, "tokens": tokens, "first": cache.length - tokens,
-            "capacity": store.capacity,
-        }  # fmt: skip
-        rotated = 0
-        if rotation is not None:
-            rotated, own = 2 * rotation.cos.shape[-1], rotation.cos.shape[0] > 1
-            waves = (rotation.cos.to(self.dtype).contiguous(), rotation.sin.to(self.dtype).contiguous())
-            given |= {"cosines": waves[0], "sines": waves[1], "own_waves": int(own)}
-        lanes = 1 << (max(K, U) // 8 - 1).bit_length()
-        macros = {
-            "STORED": STORED[self.dtype], "OPERAND_IS_BF16": int(self.dtype is torch.bfloat16), "H": H, "G": G, "K": K,
-            "U": U, "ROTATED": rotated, "HALVES": int(rotation is not None and rotation.pairing == "halves"),
-            "QK_NORM": q_norm.kind, "NORM_OVER": int(cfg.attention.qk_norm_over == "heads"),
-            "NORM_LAST": int(cfg.attention.qk_norm_after_rotation), "LANES": lanes,
-        }  # fmt: skip
-        blocks = -(-given["count"] * lanes // (32 * launches.WARPS))
-        Launch("prompt", "prepare_heads", macros, given, blocks).run()
+        norm = module.k_norm
+        kinds = ((module.k, store.k, norm, context.rotation), (module.v, store.v, None, None))
+        for number, (part, held, own_norm, rotation) in enumerate(kinds):
+            with contextlib.ExitStack() as on_side:
+                if self.sides:
+                    self.sides[number].wait_stream(torch.cuda.current_stream())
+                    on_side.enter_context(torch.cuda.stream(self.sides[number]))
+                x = _linear(h, part)
+                x = own_norm(x) if own_norm is not None and module.norms_all else x
+                self._prepare(x, held[:, :, cache.length - cache.new : cache.length], module, own_norm, rotation)
         return store.k[:, :, : cache.length], store.v[:, :, : cache.length]
 
-    def _allocate(self, cache: Cache, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the layers of an empty cache their buffers, which are parts of the two tensors that are returned."""
+    def _prepare(self, x: Tensor, out: Tensor, module: Any, norm: Any, rotation: Rotation | None) -> None:
+        """Norm, clip and rotate the heads of a projection and write them to `out` (B, heads, T, width)."""
+        heads, tokens, width = out.shape[1:]
+        norm = None if module.norms_all else norm
+        given: dict[str, Any] = {
+            "x": x, "out": out, "count": len(x) * heads, "heads": heads, "tokens": tokens, "clip": module.clip or 0.0,
+            "sequence_step": out.stride(0), "head_step": out.stride(1), "token_step": out.stride(2),
+        }  # fmt: skip
+        if norm is not None:
+            given |= {"weight": norm.weight, "bias": norm.bias, "eps": norm.eps, "offset": norm.offset}
+        macros = {
+            "LANES": 1 << (width // 8 - 1).bit_length(), "WIDTH": width, "ROTATED": 0, "HALVES": 0,
+            "NORM": norm_kind(norm), "NORM_LAST": int(module.norms_last),
+            "NORM_OVER": int(norm is not None and norm.weight is not None and norm.weight.dim() == 2),
+        }  # fmt: skip
+        if rotation is not None:
+            cosines, sines = rotation.cos.contiguous(), rotation.sin.contiguous()
+            macros |= {"ROTATED": 2 * cosines.shape[-1], "HALVES": int(rotation.pairing == "halves")}
+            given |= {"cosines": cosines, "sines": sines, "own_waves": int(cosines.shape[0] > 1)}
+        self._launch("prepare_heads", macros, given, given["count"] * macros["LANES"])
+
+    def allocate(self, cache: Cache, batch: int) -> tuple[Tensor, Tensor]:
+        """Give the layers of a cache their buffers, which are parts of the two tensors that are returned.
+
+        What no token of the cache fills is zero: a captured step reads all of a buffer, and 0 times a NaN is a NaN.
+        """
         stores: list[Any] = [store for store, fused in zip(cache.layers, self.attends, strict=True) if fused]
-        shape = (len(stores), self.sizes[0], self.config.n_kv_heads, stores[0].capacity)
-        keys, values = like.new_zeros(*shape, self.config.d_head), like.new_zeros(*shape, self.config.d_value)
+        shape = (len(stores), batch, self.config.n_kv_heads, stores[0].capacity)
+        widths = (self.config.d_head, self.config.d_value)
+        keys, values = (torch.empty(*shape, n, dtype=self.dtype, device=cache.device) for n in widths)
+        keys[..., cache.length :, :] = 0.0
+        values[..., cache.length :, :] = 0.0
         for store, k, v in zip(stores, keys.unbind(), values.unbind(), strict=True):
             store.k, store.v = k, v
         return keys, values
@@ -231,15 +283,8 @@ class PromptReader:
             return self._finish(module.activation(_linear(h, module.up)), module.down, into)
         assert isinstance(spec, c.Gated)
         gate, up = _linear(h, module.gate), _linear(h, module.up)
-        given = {
-            "gate": gate, "up": up, "count": gate.numel(), "limit": spec.limit or 0.0, "up_offset": spec.up_offset,
-        }  # fmt: skip
-        macros = {
-            "STORED": STORED[self.dtype], "OPERAND_IS_BF16": int(self.dtype is torch.bfloat16),
-            "ACTIVATION": parts.activation_number(spec),
-        }  # fmt: skip
-        blocks = -(-gate.numel() // (8 * 32 * launches.WARPS))
-        Launch("prompt", "apply_gate", macros, given, blocks).run()
+        given = {"x": gate, "up": up, "count": gate.numel(), "limit": spec.limit or 0.0, "up_offset": spec.up_offset}
+        self._launch("apply_gate", {"ACTIVATION": parts.activation_number(spec)}, given, gate.numel() // 8)
         return self._finish(gate, module.down, into)
 
     def _finish(self, x: Tensor, layer: nn.Linear, into: Tensor | None) -> Tensor:
@@ -255,46 +300,48 @@ class PromptReader:
 class CapturedPrompt:
     """Prompts of one padded length: buffers, and from the second prompt on a CUDA graph that fills them."""
 
-    def __init__(self, reader: PromptReader, like: Float[Tensor, "B T W"], length: int):
-        batch, device = like.shape[0], like.device
-        self.x = like.new_zeros(batch, length, like.shape[2])
-        self.last = torch.zeros(1, dtype=torch.long, device=device)
+    def __init__(self, reader: PromptReader, batch: int, length: int, device: torch.device):
+        self.tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.cache = build_cache(reader.stack.windows, "static", device, length)
-        reader.sizes = (batch, length)
-        self.stored = reader._allocate(self.cache, like)
+        self.context = reader.context(reader.embed(self.tokens), None, self.cache)
+        """The same for every prompt, so it is not part of the graph."""
+        self.stored = reader.allocate(self.cache, batch)
         """Keys and values (layers, B, G, length, K or U)."""
-        self.hidden: Tensor | None = None
+        self.stream: Float[Tensor, "B T D"] | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def read(self, reader: PromptReader, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B 1 D"]:
-        """Return the hidden state of the last token. It is overwritten by the next prompt."""
-        tokens = x.shape[1]
-        self.x[:, :tokens] = x
-        self.x[:, tokens:] = 0.0  # the last pass has overwritten it
-        self.last.fill_(tokens - 1)
-        if self.graph is None and self.hidden is not None and x.is_cuda:
+    def read(self, reader: PromptReader, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Return the residual stream after all blocks. It is overwritten by the next prompt."""
+        new = tokens.shape[1]
+        self.tokens[:, :new] = tokens
+        if new < self.tokens.shape[1]:
+            self.tokens[:, new:] = 0  # nothing may depend on the last prompt, not even a NaN
+        if self.graph is None and self.stream is not None and tokens.is_cuda:
             self._capture(reader)
         if self.graph is None:
-            self.hidden = self._compute(reader)
+            self.stream = self._compute(reader)
         else:
             self.graph.replay()
-        assert self.hidden is not None
-        return self.hidden
+        assert self.stream is not None
+        return self.stream
 
-    def _compute(self, reader: PromptReader) -> Float[Tensor, "B 1 D"]:
-        self.cache.crop(0)
-        return reader._read(self.x, None, self.cache, self.last)
+    def _compute(self, reader: PromptReader) -> Float[Tensor, "B T D"]:
+        reader.sides = reader.streams[1:]
+        try:
+            return reader.compute(reader.embed(self.tokens), self.context, self.cache)
+        finally:
+            reader.sides = []
 
     def _capture(self, reader: PromptReader) -> None:
         """Capture what the first prompt has computed. Nothing is computed meanwhile."""
         reader.pool = reader.pool or torch.cuda.graph_pool_handle()
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        graph, side = torch.cuda.CUDAGraph(), reader.streams[0]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # not torch.cuda.graph, which collects garbage and returns unused memory: some tenths of a second
             graph.capture_begin(pool=reader.pool, capture_error_mode="thread_local")
             try:
-                self.hidden = self._compute(reader)
+                self.stream = self._compute(reader)
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(side)
@@ -314,3 +361,16 @@ def padded_length(tokens: int, most: int | None, changes_at: int | None) -> int:
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return F.linear(x, layer.weight, layer.bias)
+
+
+def reads_norm(norm: object, dtype: torch.dtype) -> bool:
+    """Return whether the kernels can read the weight and the bias of a norm in place."""
+    if not isinstance(norm, LayerNorm | RMSNorm):
+        return False
+    held = [p for p in (norm.weight, norm.bias) if p is not None]
+    return all(p.dtype is dtype and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in held)
+
+
+def norm_kind(norm: object) -> int:
+    """Return the number of a norm in prompt.cu: 0 none, 1 RMS norm, 2 layer norm."""
+    return 0 if norm is None else 2 if isinstance(norm, LayerNorm) else 1

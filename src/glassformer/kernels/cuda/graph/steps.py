@@ -212,8 +212,13 @@ def fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
 
     Each generation asks, so modules are walked without `parameters()`, which takes three times as long.
     """
-    parameters = (p for module in modules_of(model) for p in module._parameters.values() if p is not None)
-    return tuple((p.data_ptr(), p._version) for p in parameters)
+    parameters = [p for module in modules_of(model) for p in module._parameters.values() if p is not None]
+    return tuple([(p.data_ptr(), p._version) for p in parameters])
+
+
+def addresses(model: torch.nn.Module) -> list[int]:
+    """What changes if the weights move, for kernels that copy none of them."""
+    return [p.data_ptr() for module in modules_of(model) for p in module._parameters.values() if p is not None]
 
 
 @contextmanager
