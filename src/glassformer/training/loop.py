@@ -14,8 +14,8 @@ from torch import Tensor
 
 from glassformer import sizing
 from glassformer.model import Model
-from glassformer.model.device import choose_for_training, importing_compiler, keep_freed, measure_matmul
-from glassformer.training import accelerate, checkpoint
+from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
+from glassformer.training import accelerate, checkpoint, first_postponed, importing_compiler
 from glassformer.training.checkpoint import StoredTensors
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
@@ -74,7 +74,7 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # a model that will be sharded may not fit on one device: it gets memory when it is sharded
-    with importing_compiler(compiled and not run.start.model):
+    with importing_compiler() if compiled and not run.start.model else contextlib.nullcontext():
         model = starting_model(run, "meta" if group.sharded else device, resumed).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
@@ -313,7 +313,7 @@ def _run(
         elif step % every.checkpoint_every == 0:
             yield lambda: save(state, tokenizer_json, throughput.seconds(), False)
 
-    one_step = stepper(state)
+    one_step = first_postponed(stepper(state)) if state.compiled else stepper(state)
     if state.step == 0:
         with throughput.paused():
             check()
