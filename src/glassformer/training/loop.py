@@ -251,13 +251,13 @@ def train(
     data: Source,
     listen: Report | None = None,
     resume: Resume | None = None,
-    baselines: dict[str, float] | None = None,
+    baselines: Callable[[], dict[str, float]] | None = None,
     force: bool = False,
 ) -> TrainState:
     """Train to the end of the run. Events, samples and probes go to RUN/log.jsonl and to `listen`.
 
-    The first event names the folder RUN. `resume` holds the contents of a checkpoint to continue from. `baselines` are
-    written into the `start` event. `force` replaces a run that the folder `out` already holds.
+    The first event names the folder RUN. `resume` holds the contents of a checkpoint to continue from. What `baselines`
+    returns is written into the `start` event. `force` replaces a run that the folder `out` already holds.
     """
     probes = chosen_probes(run.probe) if run.probe.every else {}
     group = start(run)
@@ -364,7 +364,7 @@ def _precision(state: TrainState) -> str:
     return f"{name}, matmuls of blocks{' and head' if float8_head(state.model) else ''} in float8"
 
 
-def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
+def _facts(state: TrainState, data: Source, baselines: Callable[[], dict[str, float]] | None) -> dict[str, Any]:
     run = state.run
     counted = sizing.flops(run.model, batch=1, context=run.context)
     held = [p.numel() for p in state.model.parameters() if not p.requires_grad]
@@ -388,6 +388,6 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "kernels": state.kernels,
         "ranks": state.group.world,
         **data.facts(run),
-        "baselines": baselines or {},
+        "baselines": {} if baselines is None else baselines(),
         "uniform": math.log(run.model.vocab_size),
     }
