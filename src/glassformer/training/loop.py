@@ -76,6 +76,8 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     # a model that will be sharded may not fit on one device: it gets memory when it is sharded
     with importing_compiler() if compiled and not run.start.model else contextlib.nullcontext():
         model = starting_model(run, "meta" if group.sharded else device, resumed).train()
+        if device.type == "cuda":
+            measure_matmul(device.type, dtype, 64, repeats=0)  # loads cuBLAS meanwhile
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
