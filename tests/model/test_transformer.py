@@ -333,23 +333,61 @@ def test_only_the_three_kinds_can_be_built():
         build(c.Dense(d_ff=3))
 
 
-def test_first_weights_of_a_large_matrix_do_not_depend_on_the_number_of_threads(monkeypatch):
-    monkeypatch.setattr(transformer, "DRAWN_AT_ONCE", 1000)
-    shape, before = torch.Size((100, 101)), torch.get_num_threads()
-    drawn = []
+def drawn_in_order(config, seed):
+    """The first weights, drawn one tensor after the other and part after part in one thread."""
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for name, parameter in build(config, device="meta").named_parameters():
+        kind, n = distribution(name), parameter.numel()
+        if kind in ("one", "zero"):
+            found[name] = torch.full(parameter.shape, float(kind == "one"))
+            continue
+        std = config.init_std / (math.sqrt(2 * config.n_layers) if kind == "residual" else 1)
+        if n <= 2**20:
+            found[name] = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+            continue
+        first = int(torch.randint(2**32, (), generator=generator))
+        own = (torch.Generator().manual_seed((first + part) % 2**32) for part in range(-(-n // 2**20)))
+        sizes = (min(2**20, n - at) for at in range(0, n, 2**20))
+        parts = [torch.empty(size).normal_(0.0, std, generator=one) for size, one in zip(sizes, own, strict=True)]
+        found[name] = torch.cat(parts).view(parameter.shape)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_seed_gives_the_same_first_weights_with_any_number_of_threads(threads, dtype):
+    before = torch.get_num_threads()
+    config = presets.gpt2(n_layers=1, d_model=192, n_heads=3)  # of two matrices, one is drawn in parts
+    wanted = drawn_in_order(config, 3)
+    torch.set_num_threads(threads)
     try:
-        for threads in (1, 4):
-            torch.set_num_threads(threads)
-            generator = torch.Generator().manual_seed(3)
-            drawn.append((transformer._normal(shape, 0.5, generator), torch.rand(3, generator=generator)))
+        found = build(config, seed=3, dtype=dtype).state_dict()
     finally:
         torch.set_num_threads(before)
-    (first, after), (second, again) = drawn
-    assert torch.equal(first, second)
-    assert torch.equal(after, again)
-    assert abs(float(first.mean())) < 0.03
-    assert 0.48 < float(first.std()) < 0.52
-    parts = first.view(-1).split(1000)
-    assert len({tuple(part[:3].tolist()) for part in parts}) == len(parts)  # no two parts are the same
-    another = transformer._normal(shape, 0.5, torch.Generator().manual_seed(4))
-    assert not torch.equal(first, another)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value.to(dtype)) for name, value in wanted.items())
+
+
+def test_first_values_one_by_one_are_those_of_a_model():
+    config = presets.gpt2(n_layers=1, d_model=192, n_heads=3)
+    wanted = build(config, seed=3).state_dict()
+    found = dict(transformer.initial_values(build(config, device="meta"), 3))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def test_parts_of_a_large_matrix_are_drawn_from_seeds_of_their_own(monkeypatch):
+    monkeypatch.setattr(transformer, "DRAWN_AT_ONCE", 1000)
+    matrix = build(presets.nano(vocab_size=101), seed=3).embed.tokens.weight.detach()
+    parts = matrix.view(-1).split(1000)
+    assert len({tuple(part[:3].tolist()) for part in parts}) == len(parts) > 2
+    assert abs(float(matrix.mean())) < 0.001
+    assert float(matrix.std()) == pytest.approx(0.02, rel=0.05)
+    assert not torch.equal(matrix, build(presets.nano(vocab_size=101), seed=4).embed.tokens.weight)
+
+
+def test_an_error_while_drawing_is_raised(monkeypatch):
+    monkeypatch.setattr(transformer, "DRAWN_AT_ONCE", 1000)
+    monkeypatch.setattr(transformer, "_draw", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        build(presets.nano())

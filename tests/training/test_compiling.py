@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
 
 from glassformer import config as c
 from glassformer.lens import trace
@@ -125,6 +126,20 @@ def test_the_loss_of_a_large_vocabulary(graphs, monkeypatch):
     with torch.no_grad():
         results(compiled.eval(), finish=finish, backward=False)
     assert len(graphs) == 3
+
+
+def test_later_processes_find_every_compiled_function_again(graphs, monkeypatch):
+    """torch keeps no compiled function that contains an autograd function or switches autocast off, unless asked."""
+    monkeypatch.setattr(objective, "CHUNKED_FROM", 1)
+    monkeypatch.setattr(torch._functorch.config, "autograd_cache_allow_custom_autograd_functions", False)
+    monkeypatch.setattr(torch._inductor.config, "unsafe_marked_cacheable_functions", {})
+    results(pair(BASE)[1], torch.bfloat16, blocks.compiled_finish())
+    assert len(graphs) == 3
+    with pytest.raises(BypassAOTAutogradCache, match="autocast"):
+        check_cacheable(graphs[-1])
+    blocks._keep_compiled()
+    for graph in graphs:
+        check_cacheable(graph)
 
 
 def test_evaluation_and_taps_are_not_compiled(graphs):

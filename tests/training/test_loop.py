@@ -192,7 +192,7 @@ def test_fifty_kills_at_random_moments(tmp_path):
 def test_the_log_tells_the_run(tmp_path):
     session = tiny.session(tmp_path, "loop.sample_every=10")
     events = []
-    train(session.run, session.data, events.append, baselines={"unigram": 2.5})
+    train(session.run, session.data, events.append, baselines=lambda: {"unigram": 2.5})
     assert events == [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     kinds = [e["event"] for e in events]
     assert kinds[0] == "start"

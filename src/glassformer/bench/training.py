@@ -159,12 +159,12 @@ def first_steps_of_a_run(order: Order) -> tuple[str, list[float]]:
 
     This is what `glass train` does: it prepares the text, writes the folder of the run, validates once, and steps.
     """
+    # first of all, as for `glass train`: it imports torch with the garbage collector off
+    from glassformer.training import open_session, train  # isort: split
     import torch
 
     from glassformer import __version__
-    from glassformer.training.loop import train
     from glassformer.training.sections import Data, Loop, Loss, Start
-    from glassformer.training.session import open_session
 
     torch.set_num_threads(order.threads)
     losses: list[float] = []

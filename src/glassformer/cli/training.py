@@ -4,6 +4,7 @@ import json as json_module
 import shlex
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -244,7 +245,10 @@ def _train(session: "Session", about: str, force: bool, latest: bool, json: bool
         if not is_main():
             run_training(run, data, None, resume, None, force).group.close()
             return
-        lines = data.baselines(run.model.vocab_size)
+        # n-grams are counted while the model is built and torch's compiler is imported
+        background = ThreadPoolExecutor(1)
+        lines = background.submit(data.baselines, run.model.vocab_size).result
+        background.shutdown(wait=False)  # the thread ends when it is done
         if json:
             listener = _Listener(lambda event: print(json_module.dumps(event), flush=True), about, latest)
             group = run_training(run, data, listener, resume, lines, force).group

@@ -4,14 +4,11 @@ The choice is a function of the call and of what the machine can do (its GPU, it
 timing: a busy moment must not change the dtype of a run. Timings are only reported.
 """
 
-import contextlib
 import ctypes
-import importlib
 import platform
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -145,8 +142,8 @@ def _round(a: torch.Tensor, clock: Callable[[], float]) -> float:
 
 
 def _operand(device: str, dtype: torch.dtype, size: int) -> torch.Tensor:
-    own = torch.Generator().manual_seed(0)  # the global generator may belong to a run that must be reproducible
-    return torch.randn(size, size, generator=own).to(device, dtype)
+    own = torch.Generator(device).manual_seed(0)  # the global generator may belong to a run that must be reproducible
+    return torch.randn(size, size, generator=own, device=device).to(dtype)
 
 
 def processor_flags() -> frozenset[str]:
@@ -167,19 +164,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """glibc's names for its settings (mallopt(3))."""
 LARGEST = 32 << 20
 """Largest size in bytes that comes from the heap; the largest that glibc allows."""
-
-
-@contextlib.contextmanager
-def importing_compiler(wanted: bool) -> Iterator[None]:
-    """Import torch's compiler, a second or two, while the block runs. The block itself must not import parts of it."""
-    thread = threading.Thread(target=importlib.import_module, args=("torch._inductor.compile_fx",))
-    if wanted:
-        thread.start()
-    try:
-        yield
-    finally:
-        if wanted:
-            thread.join()
 
 
 def keep_freed() -> bool:

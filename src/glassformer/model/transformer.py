@@ -6,7 +6,7 @@ A model computes logits, nothing else: loss, sampling and optimizers live elsewh
 import fnmatch
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -297,48 +297,64 @@ def _construct(config: c.ModelConfig) -> Model:
 @torch.no_grad()
 def init_weights(model: Model, seed: int) -> None:
     """Fill every parameter from TABLE, drawing on the CPU in float32 so that devices and dtypes agree."""
-    for name, value in initial_values(model, seed):
-        parameter = model.get_parameter(name)
-        parameter.fill_(value) if isinstance(value, float) else parameter.copy_(value)
+    generator, device = torch.Generator().manual_seed(seed), model.embed.tokens.weight.device
+    # copies are launched on the stream of this thread, on which the memory was allocated
+    stream = (torch.cuda.set_stream, (torch.cuda.current_stream(device),)) if device.type == "cuda" else (None, ())
+    with ThreadPoolExecutor(torch.get_num_threads(), "drawing", *stream) as pool:
+        started = [_fill(model, name, p.detach(), generator, pool) for name, p in model.named_parameters()]
+    for job in (job for jobs in started for job in jobs):
+        job.result()
     for buffer in model.buffers():  # corrections of routers
         buffer.zero_()
 
 
-def initial_values(model: Model, seed: int) -> Iterator[tuple[str, Tensor | float]]:
-    """Yield the name and the first value of each parameter: a tensor, or the number that fills it."""
-    config = model.config
+def initial_values(model: Model, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the first value of each parameter on the CPU, one after the other; none is kept here."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        kind = distribution(name)
-        if kind in ("one", "zero"):
-            offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0)
-            yield name, 1.0 - offset if kind == "one" else 0.0
-            continue
-        std = config.init_std
-        if kind == "residual":
-            std /= math.sqrt(_residual_branches(config, name))
-        yield name, _normal(parameter.shape, std, generator)
 
-
-def _normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
-    """Draw N(0, std^2). A large tensor is drawn in parts by several threads, each part from a seed of its own.
-
-    The values do not depend on the number of threads: parts are as large on every machine.
-    """
-    made = torch.empty(shape)
-    parts = made.view(-1).split(DRAWN_AT_ONCE)
-    if len(parts) < 2:
-        return made.normal_(0.0, std, generator=generator)
-    # torch seeds its generator of a CPU with 32 bits
-    first = int(torch.randint(2**32, (), generator=generator))
-
-    def draw(number: int) -> None:
-        own = torch.Generator().manual_seed((first + number) % 2**32)
-        parts[number].normal_(0.0, std, generator=own)
+    def drawn(name: str, shape: torch.Size) -> Tensor:
+        value = torch.empty(shape)
+        for job in _fill(model, name, value, generator, pool):
+            job.result()
+        return value
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(draw, range(len(parts))))
-    return made
+        for name, parameter in model.named_parameters():
+            yield name, drawn(name, parameter.shape)
+
+
+def _fill(
+    model: Model, name: str, target: Tensor, generator: torch.Generator, pool: ThreadPoolExecutor
+) -> list[Future[None]]:
+    """Fill a tensor with the first value of the named parameter; return the jobs of the pool that still draw parts.
+
+    A large tensor is drawn in parts by several threads, each part from a seed of its own. The values do not depend on
+    the number of threads: parts are as large on every machine.
+    """
+    kind, std = distribution(name), model.config.init_std
+    if kind in ("one", "zero"):
+        offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0)
+        target.fill_(1.0 - offset if kind == "one" else 0.0)
+        return []
+    if kind == "residual":
+        std /= math.sqrt(_residual_branches(model.config, name))
+    parts = target.view(-1).split(DRAWN_AT_ONCE)
+    if len(parts) < 2:
+        _draw(target, std, generator)
+        return []
+    # torch seeds its generator of a CPU with 32 bits
+    first = int(torch.randint(2**32, (), generator=generator))
+    own = (torch.Generator().manual_seed((first + number) % 2**32) for number in range(len(parts)))
+    return [pool.submit(_draw, part, std, generator) for part, generator in zip(parts, own, strict=True)]
+
+
+def _draw(target: Tensor, std: float, generator: torch.Generator) -> None:
+    """Draw N(0, std^2) in float32 on the CPU: in place, or in a buffer that is copied while others are drawn."""
+    if target.device.type == "cpu" and target.dtype is torch.float32:
+        target.normal_(0.0, std, generator=generator)
+    else:
+        drawn = torch.empty(target.shape, pin_memory=target.is_cuda).normal_(0.0, std, generator=generator)
+        target.copy_(drawn, non_blocking=True)
 
 
 def distribution(name: str) -> str:

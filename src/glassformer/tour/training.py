@@ -170,7 +170,7 @@ def train_model(plan: Plan, session: Session, corpus: Corpus, listen: Listener) 
         listen({"event": "training", "training_event": event})
 
     ngrams = {name: value for name, value in corpus.baselines.items() if name != "uniform"}
-    state = train(run, session.data, report, baselines=ngrams, force=plan.force)
+    state = train(run, session.data, report, baselines=lambda: ngrams, force=plan.force)
     whole_split = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_batches=len(session.data.val)))
     record.final = evaluate(dataclasses.replace(state, run=whole_split), session.data.val)
     return run, state.model.eval(), record

@@ -92,14 +92,19 @@ def prepare_blocks(
 
 
 def _keep_compiled() -> None:
-    """Let later processes use compiled functions again that contain an autograd function: torch 2.11 does not.
+    """Let later processes use all compiled functions again. By default torch compiles two kinds anew in each process.
 
-    Its forward and backward graphs are part of the key under which torch keeps the result.
+    Functions that contain an autograd function: its forward and backward graphs are part of the key under which torch
+    keeps the result. Functions that switch autocast off (the loss): so are the arguments of both calls.
     """
     import torch._functorch.config as settings
+    import torch._inductor.config as inductor
 
     if hasattr(settings, "autograd_cache_allow_custom_autograd_functions"):
         settings.autograd_cache_allow_custom_autograd_functions = True
+    if hasattr(inductor, "unsafe_marked_cacheable_functions"):
+        calls = {f"torch.amp.autocast_mode.{name}": "arguments" for name in ("_enter_autocast", "_exit_autocast")}
+        inductor.unsafe_marked_cacheable_functions = inductor.unsafe_marked_cacheable_functions | calls
 
 
 def is_long(run: Run) -> bool:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from glassformer import sizing
 from glassformer.model import Model
-from glassformer.model.device import choose_for_training, importing_compiler, keep_freed, measure_matmul
-from glassformer.training import accelerate, checkpoint
+from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
+from glassformer.training import accelerate, checkpoint, first_postponed, importing_compiler
 from glassformer.training.checkpoint import StoredTensors
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
@@ -74,8 +74,10 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # a model that will be sharded may not fit on one device: it gets memory when it is sharded
-    with importing_compiler(compiled and not run.start.model):
+    with importing_compiler() if compiled and not run.start.model else contextlib.nullcontext():
         model = starting_model(run, "meta" if group.sharded else device, resumed).train()
+        if device.type == "cuda":
+            measure_matmul(device.type, dtype, 64, repeats=0)  # loads cuBLAS meanwhile
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
@@ -251,13 +253,13 @@ def train(
     data: Source,
     listen: Report | None = None,
     resume: Resume | None = None,
-    baselines: dict[str, float] | None = None,
+    baselines: Callable[[], dict[str, float]] | None = None,
     force: bool = False,
 ) -> TrainState:
     """Train to the end of the run. Events, samples and probes go to RUN/log.jsonl and to `listen`.
 
-    The first event names the folder RUN. `resume` holds the contents of a checkpoint to continue from. `baselines` are
-    written into the `start` event. `force` replaces a run that the folder `out` already holds.
+    The first event names the folder RUN. `resume` holds the contents of a checkpoint to continue from. What `baselines`
+    returns is written into the `start` event. `force` replaces a run that the folder `out` already holds.
     """
     probes = chosen_probes(run.probe) if run.probe.every else {}
     group = start(run)
@@ -313,7 +315,7 @@ def _run(
         elif step % every.checkpoint_every == 0:
             yield lambda: save(state, tokenizer_json, throughput.seconds(), False)
 
-    one_step = stepper(state)
+    one_step = first_postponed(stepper(state)) if state.compiled else stepper(state)
     if state.step == 0:
         with throughput.paused():
             check()
@@ -364,7 +366,7 @@ def _precision(state: TrainState) -> str:
     return f"{name}, matmuls of blocks{' and head' if float8_head(state.model) else ''} in float8"
 
 
-def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
+def _facts(state: TrainState, data: Source, baselines: Callable[[], dict[str, float]] | None) -> dict[str, Any]:
     run = state.run
     counted = sizing.flops(run.model, batch=1, context=run.context)
     held = [p.numel() for p in state.model.parameters() if not p.requires_grad]
@@ -388,6 +390,6 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "kernels": state.kernels,
         "ranks": state.group.world,
         **data.facts(run),
-        "baselines": baselines or {},
+        "baselines": {} if baselines is None else baselines(),
         "uniform": math.log(run.model.vocab_size),
     }

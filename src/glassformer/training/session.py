@@ -105,7 +105,7 @@ def starting_model(run: Run, device: str | torch.device, resumed: bool = False) 
     return tuned_model(run, device, resumed)
 
 
-def starting_values(run: Run, resumed: bool) -> Iterator[tuple[str, Tensor | float]]:
+def starting_values(run: Run, resumed: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of the first step by name, one after the other; of a resumed run, those that are frozen.
 
     Those of [start] are views of its files: what is not copied is not read.

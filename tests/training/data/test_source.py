@@ -1,5 +1,6 @@
 """A corpus becomes token files that say what they are, in bounded memory, whole or not at all."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from glassformer.training.data.batches import Batches
 from glassformer.training.data.corpus import SHAKESPEARE, DataError, Document
 from glassformer.training.data.source import open_prepared, prepare
 from glassformer.training.data.tokenizer import CharTokenizer, train_tokenizer
+from glassformer.training.sections import Data
 from tests.sampled import examples
 
 SHARED = Path(os.environ.get("GLASSFORMER_DATA", "../shared/data")) / SHAKESPEARE
@@ -258,6 +260,23 @@ def test_a_given_tokenizer_is_recognised_by_its_content(text, tmp_path, builds):
         assert made.manifest.spec["kind"] == "file"
         assert made.manifest.tokenizer["kind"] == "char"
     assert len(builds) == 1
+
+
+def test_a_given_tokenizer_is_read_once(text, tmp_path, monkeypatch):
+    file = tmp_path / "mine.json"
+    file.write_text(train_tokenizer("bpe", [TEXT], 300).to_json(), encoding="utf-8")
+    asked = Data(corpus=str(text), tokenizer=str(file), cache=str(tmp_path / "out"))
+    first = data.prepare_corpus(asked)
+    read, load = [], tok.load
+    monkeypatch.setattr(tok, "load", lambda path: read.append(path) or load(path))
+    again = data.prepare_corpus(asked)
+    assert read == [str(file)]
+    assert again.manifest == first.manifest
+    assert again.tokenizer.to_json() == load(tmp_path / "out").to_json()
+    recorded = data.prepare_corpus(dataclasses.replace(asked, sha256=first.digest))
+    assert recorded.digest == first.digest
+    other = open_prepared(tmp_path / "out", tokenizer=train_tokenizer("char", [TEXT]))  # not that of the folder
+    assert other.tokenizer.kind == "bpe"
 
 
 def test_what_was_prepared_opens_without_its_sources(text, tmp_path):

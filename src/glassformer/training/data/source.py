@@ -219,7 +219,7 @@ def prepare(
                     f"{folder} cannot be written ({error.strerror or error}): make room there, or set data.cache "
                     "to another folder."
                 ) from None
-        prepared = open_prepared(folder)
+        prepared = open_prepared(folder, tokenizer=given)
     if context is not None:
         prepared.check(context)
     return prepared
@@ -250,7 +250,7 @@ def prepare_corpus(
     if data.sha256:
         with contextlib.suppress(DataError):
             return open_prepared(out, data.sha256)
-    prepare(
+    prepared = prepare(
         data.corpus,
         given,
         out,
@@ -261,7 +261,7 @@ def prepare_corpus(
         shard_bytes=shard_bytes,
         progress=progress,
     )
-    return open_prepared(out, data.sha256)
+    return open_prepared(out, data.sha256, prepared.tokenizer) if data.sha256 else prepared
 
 
 def _token_folder(data: "Data", tokenizer: str | Tokenizer) -> Path:
@@ -298,10 +298,11 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def open_prepared(folder: str | Path, digest: str = "") -> Prepared:
+def open_prepared(folder: str | Path, digest: str = "", tokenizer: Tokenizer | None = None) -> Prepared:
     """Open what `prepare` wrote to a folder, without reading the sources. Raises DataError if it is incomplete.
 
-    With `digest`, only the token files that there were when the folder had this digest.
+    With `digest`, only the token files that there were when the folder had this digest. `tokenizer` is not read again
+    if it is that of the folder: a large one takes a quarter of a second.
     """
     folder = Path(folder).expanduser()
     manifest = read_manifest(folder)
@@ -314,7 +315,9 @@ def open_prepared(folder: str | Path, digest: str = "") -> Prepared:
                 f"{folder} no longer begins with the tokens that the run has recorded (data.sha256={digest[:12]}…): "
                 "the corpus was changed. Restore it, or take it as it is now with --set data.sha256=''."
             )
-    return Prepared(folder, manifest, tok.load(folder), _map(folder, manifest, "train"), _map(folder, manifest, "val"))
+    if tokenizer is None or _sha256(tokenizer.to_json().encode()) != manifest.tokenizer["sha256"]:
+        tokenizer = tok.load(folder)
+    return Prepared(folder, manifest, tokenizer, _map(folder, manifest, "train"), _map(folder, manifest, "val"))
 
 
 def _map(folder: Path, manifest: Manifest, split: str) -> "Tokens":

@@ -203,7 +203,7 @@ class Group:
         """Return the complete tensor. All ranks must call it."""
         return tensor
 
-    def fill(self, model: "Model", values: "Iterable[tuple[str, Tensor | float]]") -> None:
+    def fill(self, model: "Model", values: "Iterable[tuple[str, Tensor]]") -> None:
         """Give the parameters of a wrapped model on the meta device memory and values. Sharded groups do this."""
         raise NotImplementedError
 

@@ -141,7 +141,7 @@ class Sharded(Replicated):
         return tensor.full_tensor() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def fill(self, model: Model, values: Iterable[tuple[str, Tensor | float]]) -> None:
+    def fill(self, model: Model, values: Iterable[tuple[str, Tensor]]) -> None:
         """Every rank is given whole tensors, one at a time, and keeps its part."""
         model.to_empty(device=self.device)
         for buffer in model.buffers():
@@ -149,7 +149,7 @@ class Sharded(Replicated):
         targets = dict(model.named_parameters()) | dict(model.named_buffers())
         for name, value in values:
             local = self.local(targets[name])
-            local.fill_(value) if isinstance(value, float) else local.copy_(value[self.box(name, targets[name])])
+            local.copy_(value[self.box(name, targets[name])])
             del value
             release_all()
 

@@ -1,0 +1,118 @@
+"""What makes the start of a run shorter: the postponed garbage collector, the compiler imported meanwhile."""
+
+import contextlib
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+from glassformer import training
+from glassformer.training import first_postponed, importing_compiler, postponed_collection
+
+
+class Node:
+    """An object that refers to itself: only the collector frees it."""
+
+    def __init__(self):
+        self.own = self
+
+
+@pytest.fixture(autouse=True)
+def _set_back():
+    was, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.unfreeze()
+    yield
+    (gc.enable if was else gc.disable)()
+    if frozen:  # by the test runner
+        gc.freeze()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_it_is_set_back_after_an_error_too(enabled):
+    (gc.enable if enabled else gc.disable)()
+    with contextlib.suppress(KeyError), postponed_collection():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled() is enabled
+
+
+def test_objects_are_old_afterwards_and_a_full_collection_frees_them():
+    gc.enable()
+    with postponed_collection():
+        node = weakref.ref(Node())
+    assert gc.get_freeze_count() == 0
+    gc.collect(1)
+    assert node() is not None  # not looked at
+    gc.collect()
+    assert node() is None
+
+
+def test_what_a_process_froze_stays_frozen():
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        with postponed_collection():
+            pass
+        assert gc.get_freeze_count() == count > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_only_the_first_call_is_postponed():
+    gc.enable()
+    call = first_postponed(lambda x: (gc.isenabled(), x))
+    assert [call(1), call(2)] == [(False, 1), (True, 2)]
+
+
+def test_training_is_imported_with_the_collector_off():
+    script = (
+        "import gc, sys\n"
+        "import glassformer.training\n"
+        "assert 'torch' not in sys.modules\n"
+        "passes = []\n"
+        "gc.callbacks.append(lambda phase, info: passes.append(phase))\n"
+        "from glassformer.training import train\n"
+        "assert 'torch' in sys.modules and not passes and gc.isenabled()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_compiler_is_imported_while_the_block_runs():
+    script = (
+        "import gc, sys, threading, torch\n"
+        "from glassformer.training import importing_compiler\n"
+        "with importing_compiler():\n"
+        "    assert not gc.isenabled()\n"
+        "    torch.empty(10).normal_()\n"
+        "assert 'torch._inductor.compile_fx' in sys.modules\n"
+        "assert gc.isenabled() and threading.active_count() == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_error_of_the_import_is_raised_at_the_end_of_the_block(monkeypatch):
+    monkeypatch.setattr(training, "COMPILER", "torch._no_such_compiler")
+    done = []
+    with pytest.raises(ModuleNotFoundError, match="_no_such_compiler"), importing_compiler():
+        done.append(1)
+    assert done
+    with pytest.raises(KeyError), importing_compiler():  # the error of the block is not replaced
+        raise KeyError
+
+
+@pytest.mark.parametrize("compile", ["no", "auto"])
+def test_a_run_that_does_not_compile_does_not_import_the_compiler(compile, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 100)
+    script = (
+        "import sys\n"
+        "import glassformer as gf\n"
+        f"machine = {{'device': 'cpu', 'compile': {compile!r}}}\n"
+        "loop = {'steps': 1, 'batch': 2, 'context': 8}\n"
+        f"gf.train({str(text)!r}, loop=loop, machine=machine, out={str(tmp_path / 'run')!r})\n"
+        f"assert {training.COMPILER!r} not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
