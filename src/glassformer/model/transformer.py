@@ -297,7 +297,7 @@ def _construct(config: c.ModelConfig) -> Model:
 @torch.no_grad()
 def init_weights(model: Model, seed: int) -> None:
     """Fill every parameter from TABLE, drawing on the CPU in float32 so that devices and dtypes agree."""
-    generator, device = torch.Generator().manual_seed(seed), model.embed.tokens.weight.device
+    generator, device = torch.Generator().manual_seed(seed), model.device
     # copies are launched on the stream of this thread, on which the memory was allocated
     stream = (torch.cuda.set_stream, (torch.cuda.current_stream(device),)) if device.type == "cuda" else (None, ())
     with ThreadPoolExecutor(torch.get_num_threads(), "drawing", *stream) as pool:
