@@ -1,4 +1,4 @@
-"""An operator is its definition on a CPU and its kernel on a GPU; the definition also gives the shapes to the compiler."""
+"""An operator is its definition on a CPU and its kernel on a GPU; the definition tells the compiler the shapes."""
 
 import torch
 from torch import Tensor
