@@ -1,6 +1,8 @@
 """A model as the CUDA kernels read it: matrices of all layers stacked, position tables, sizes as macros."""
 
+from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.kernels import decode_support
 from glassformer.kernels.decode_support import ACTIVATIONS
+from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
 from glassformer.model.layers import LayerNorm
@@ -17,8 +20,10 @@ from glassformer.shapes import Float
 
 ENDLESS = 2**30
 """The window of a layer without a window."""
-
-
+DTYPES = {"float32": torch.float32, "float16": torch.float32, "bfloat16": torch.bfloat16}
+"""The dtypes in which the kernels keep weights of each precision."""
+SHARED = ("sizes.cuh", "machine.cuh", "rows.cuh", "keys.cuh")
+"""The parts of the source that both kinds of kernels begin with."""
 ALLOWED = dict(decode_support.ALLOWED)
 """The config fields that the CUDA kernels implement."""
 
@@ -38,6 +43,11 @@ def unsupported_config(config: c.ModelConfig) -> str | None:
             "4,096 and 8,192"
         )
     return None
+
+
+def source(sizes: Mapping[str, int], parts: tuple[str, ...], instead: Mapping[str, str] | None = None) -> str:
+    """Return the source for a model of these sizes. `instead` replaces parts, for the emulation in tests."""
+    return nvrtc.source(Path(__file__).parent, (*SHARED, *parts), sizes, instead)
 
 
 def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
