@@ -76,10 +76,7 @@ class Steps(Protocol):
 
 
 class Decoder(Protocol):
-    """A kernel at work: the KV cache of some sequences, and the steps that extend it.
-
-    `greedy(tokens, count)` is optional: see `Steps`. `extend` is needed for speculative decoding only.
-    """
+    """A kernel with a KV cache of its own, which reads the prompts too. Speculative decoding also needs `extend`."""
 
     owns_threads: bool
     """True: it computes in CPU threads of its own, so torch should use one thread between the steps."""
@@ -87,11 +84,9 @@ class Decoder(Protocol):
     def read(self, prompts: list[list[int]], chunk: int | None = None) -> Float[Tensor, "B V"]:
         """Return the logits after each prompt. `chunk` is the largest number of tokens that are read at once."""
 
-    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        """Return the logits after one more token per sequence."""
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]: ...
 
-    def reorder(self, parents: Int[Tensor, "N"]) -> None:
-        """Let sequence i continue the present sequence parents[i]."""
+    def reorder(self, parents: Int[Tensor, "N"]) -> None: ...
 
 
 @dataclass(frozen=True)

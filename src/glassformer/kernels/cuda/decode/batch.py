@@ -18,8 +18,6 @@ from glassformer.shapes import Float, Int
 
 WARPS = {"advance": 24, "attend": 4, "choose": 32}
 """Warps of 32 threads in a block of each kernel."""
-ROUNDS = 2
-"""Keys that each group of threads of `attend` loads ahead of their use."""
 SHARES = {"w_out": 1, "w_down": 4}
 """Split-K: partial sums of a matmul that stay separate: `advance` adds them as it reads them."""
 TENSORS = (
@@ -40,16 +38,8 @@ class Arguments(ctypes.Structure):
 
 def batch_sizes(model: DecoderLM, dtype: torch.dtype, kernel: str) -> dict[str, int]:
     """Return the macros that a kernel is compiled with."""
-    return {
-        **kernel_sizes(model, dtype, WARPS[kernel]),
-        "ROUNDS": ROUNDS,
-        "COLUMNS": _columns(model.config.vocab_size),
-    }
-
-
-def _columns(vocab: int) -> int:
-    """Return the row length of the logits: rows of 50,257 would not be aligned for matmuls and 16-byte loads."""
-    return -(-vocab // 8) * 8
+    columns = -(-model.config.vocab_size // 8) * 8  # rows of 50,257 would not be aligned for matmuls and 16-byte loads
+    return {**kernel_sizes(model, dtype, WARPS[kernel]), "COLUMNS": columns}
 
 
 class CudaBatch:
@@ -172,10 +162,8 @@ class CudaBatch:
             up, gate = self._linear(self.normed, weight, "b_up", layer).chunk(2, -1)
             return ACTIVATIONS[feed.activation](gate) * up
         if feed.activation == "gelu_tanh" and self.biases and self.device.type == "cuda":
-            given = (self.biases["b_up"][layer], self.normed, weight.T)
-            fused: Tensor = torch._addmm_activation(
-                *given, use_gelu=True
-            )  # the GELU of cuBLAS is the tanh approximation
+            # the GELU of cuBLAS is the tanh approximation
+            fused: Tensor = torch._addmm_activation(self.biases["b_up"][layer], self.normed, weight.T, use_gelu=True)
             return fused
         return ACTIVATIONS[feed.activation](self._linear(self.normed, weight, "b_up", layer))
 
