@@ -116,7 +116,7 @@ def _by_head(tensors: Iterable[Tensor], heads: int) -> list[Tensor]:
     return [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in tensors]
 
 
-def _joined(t: Tensor) -> Tensor:
+def _by_token(t: Tensor) -> Tensor:
     """Return a tensor (B,H,T,K) as (B,T,HK)."""
     return t.transpose(1, 2).flatten(2)
 
@@ -124,14 +124,14 @@ def _joined(t: Tensor) -> Tensor:
 def _forward_on_gpu(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, logs, *_ = attention(*_by_head(qkv, heads), None, True, 0.0, True, False, scale=scale)
-    return _joined(out), logs.view(out.shape[:3])
+    return _by_token(out), logs.view(out.shape[:3])
 
 
 @operator(_forward_on_gpu)
 def forward(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
     """Return o (B,T,HK) and the logsumexp of the scores (B,H,T)."""
     out, logs = _on_cpu(*_by_head(qkv, heads), 0.0, True, scale=scale)
-    return _joined(out), logs.contiguous()
+    return _by_token(out), logs.contiguous()
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def _backward_on_gpu(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor
 def backward(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
     """Return the gradients of queries, keys and values, stacked (3,B,T,HK)."""
     q, k, v, o, do = _by_head((*qkv, out, d_out), heads)
-    return torch.stack([_joined(t) for t in _gradient_on_cpu(do, q, k, v, o, logs, 0.0, True, scale=scale)])
+    return torch.stack([_by_token(t) for t in _gradient_on_cpu(do, q, k, v, o, logs, 0.0, True, scale=scale)])
 
 
 class _Causal(torch.autograd.Function):
@@ -214,7 +214,7 @@ def attend(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    out: Tensor = _Causal.apply(H, scale, *map(_joined, (q, k, v)))
+    out: Tensor = _Causal.apply(H, scale, *map(_by_token, (q, k, v)))
     return _by_head([out], H)[0]
 
 
