@@ -219,21 +219,21 @@ def _replaces(reads: str) -> str:
 
 DECODE_KERNELS: tuple[DecodeKernel, ...] = (
     DecodeKernel(
-        "cpu-decode", "decode", _replaces("the new tokens"), supported_on_cpu, ON_CPU,
+        "cpu-decode", _replaces("the new tokens"), supported_on_cpu, ON_CPU,
         "tests/kernels/cpu/decode/test_decoder.py", "cpu", NativeDecoder,
     ),
     DecodeKernel(
-        "cuda-persistent", "decode", _replaces("one new token of one sequence"), supported_by_persistent, ON_CUDA,
+        "cuda-persistent", _replaces("one new token of one sequence"), supported_by_persistent, ON_CUDA,
         "tests/kernels/cuda/decode/test_decoder.py", "cuda",
         continues=partial(_small_model_steps, "persistent"), reads=prompt_reader, capacity_step=SLOT_STEP,
     ),
     DecodeKernel(
-        "cuda-batch", "decode", _replaces("one new token per sequence"), supported_by_batch, ON_CUDA,
+        "cuda-batch", _replaces("one new token per sequence"), supported_by_batch, ON_CUDA,
         "tests/kernels/cuda/decode/test_batch.py", "cuda",
         continues=partial(_small_model_steps, "batch"), reads=prompt_reader, capacity_step=SLOT_STEP,
     ),
     DecodeKernel(
-        "cuda-graph", "decode", _replaces("one new token per sequence"), supported_by_graph, BY_GRAPH,
+        "cuda-graph", _replaces("one new token per sequence"), supported_by_graph, BY_GRAPH,
         "tests/kernels/cuda/graph/test_fused.py", "cuda", continues=captured_steps,
         reads=prompt_reader, capacity_step=SLOT_STEP,
     ),

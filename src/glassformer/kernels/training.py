@@ -276,7 +276,7 @@ def _kernel(
             return "some parameters are frozen"
         return unsupported_field(config, ALLOWED[name]) or machine(config, request)
 
-    return TrainingKernel(name, "training", replaces, supports, accuracy, f"tests/kernels/{test}.py", replacements)
+    return TrainingKernel(name, replaces, supports, accuracy, f"tests/kernels/{test}.py", replacements)
 
 
 BFLOAT16 = "the rounding of bfloat16: 2^-7 of the largest value"
