@@ -58,7 +58,6 @@ def test_what_a_gpu_uses():
     bf16 = TrainingRequest(GPU, torch.bfloat16, compiled=True, muon=True)
     assert choose_training_kernels(GPT2, bf16) == [
         "causal attention",
-        "joined projections",
         "CUDA loss",
         "CUDA Muon",
         "CUDA AdamW",

@@ -20,7 +20,7 @@ from glassformer.kernels.cpu.training.frozen import frozen_head as frozen_head
 from glassformer.kernels.cpu.training.functions import WIDE
 from glassformer.kernels.cuda.training import adamw, causal, experts, fp8, fp8_cuda, fp8_layers, loss, muon
 from glassformer.kernels.registry import Kernel, Rule, any_value, any_values, unsupported_field
-from glassformer.kernels.replacement import Replacement, joined_replacements
+from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import cxx, nvrtc
 from glassformer.model import Model
 
@@ -111,9 +111,6 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
         "score_bias": {None},
         "dropout": {0.0},
     },
-    "joined projections": EVERYTHING
-    | {"attention.softcap": any_value, "attention.sinks": any_value}
-    | any_values("layer_kinds feedforward.down_bias feedforward.expert.down_bias feedforward.shared.down_bias"),
     "grouped experts": EVERYTHING | ELSEWHERE | {"feedforward": {"moe"}},
     "CUDA loss": EVERYTHING | HEAD,
     "CUDA Muon": EVERYTHING,
@@ -167,10 +164,6 @@ def _on_device(request: TrainingRequest, device: str, dtype: torch.dtype | None 
 def _compiled_in_bfloat16(request: TrainingRequest) -> Reason:
     reason = None if request.compiled else "the step is not compiled by torch.compile"
     return reason or _on_device(request, "cuda", torch.bfloat16)
-
-
-def _joined(config: ModelConfig, request: TrainingRequest) -> Reason:
-    return "the projections are in float8" if request.float8 else _compiled_in_bfloat16(request)
 
 
 def _causal(config: ModelConfig, request: TrainingRequest) -> Reason:
@@ -290,8 +283,6 @@ TRAINING_KERNELS: tuple[TrainingKernel, ...] = (
     _kernel("float8 head", "training.chunked_loss.head_gradients", _float8, FLOAT8, "cuda/training/test_fp8"),
     _kernel("causal attention", "F.scaled_dot_product_attention, backward", _causal, BFLOAT16,
             "cuda/training/test_causal", causal.replacements),
-    _kernel("joined projections", "projections of model.attention.Attention", _joined, BFLOAT16, "test_replacement",
-            joined_replacements),
     _kernel("grouped experts", "model.moe.MoE", _grouped_experts, BFLOAT16, "cuda/training/test_experts",
             experts.replacements),
     _kernel("CUDA loss", "training.chunked_loss.head_gradients", _cuda_loss, BFLOAT16, "cuda/training/test_loss"),

@@ -31,11 +31,12 @@ from glassformer.kernels.cuda.training.fp8 import (
     scale_of,
     transpose,
 )
-from glassformer.kernels.replacement import JoinedAttention, Replacement
+from glassformer.kernels.replacement import Replacement
 from glassformer.model import Model
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block, ParallelBlock, PreNormBlock
-from glassformer.model.context import Tap
+from glassformer.model.cache import KV
+from glassformer.model.context import NO_TAP, AttentionContext, Tap
 from glassformer.model.layers import Dense, Gated, LayerNorm, RMSNorm
 from glassformer.shapes import Float
 
@@ -231,13 +232,28 @@ class Float8Linear(nn.Linear):
         return projections(x, [self])[0] if self.training else nn.Linear.forward(self, x)
 
 
-class Float8Attention(JoinedAttention):
-    """Self-attention with projections in float8 in training. Scores and weighted values keep their dtype."""
+class Float8Attention(Attention):
+    """Self-attention with projections in float8 in training. Scores and weighted values keep their dtype.
+
+    In evaluation, with a KV cache, with keys and values from elsewhere, or where positions are added to queries and
+    keys alone, it is an Attention.
+    """
 
     norms: Norms
 
-    def project(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
-        return projections(x, [self.q, self.k, self.v], expected_square(self.norms))
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        context: AttentionContext = AttentionContext(),
+        tap: Tap = NO_TAP,
+        kv: KV | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        if not self.training or context.cache is not None or context.qk_embedding is not None or kv is not None:
+            return Attention.forward(self, x, context, tap, kv)
+        q, k, v = projections(x, [self.q, self.k, self.v], expected_square(self.norms))
+        q = self.prepare(q, self.n_heads, self.q_norm, context.rotation)
+        k = self.prepare(k, self.n_kv_heads, self.k_norm, context.rotation)
+        return self.attend(q, k, self.prepare(v, self.n_kv_heads), context, tap)
 
 
 def feedforward_replacements(model: Model) -> Iterator[Replacement]:
