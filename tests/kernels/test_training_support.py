@@ -225,7 +225,6 @@ REFUSED = {
         "qk_norm.eps", "qk_norm.bias", "qk_norm.weight", "qk_norm.offset", "qk_norm_over", "qk_norm_after_rotation",
         "window", "window_layers")), "dropout", *KINDS, *ROTATED, *OTHER_POSITIONS,
     } | NEVER,
-    "joined projections": LATENT,
     "grouped experts": {f"feedforward{field}" for field in ("", ".d_ff", ".activation", ".bias", ".limit", ".down_bias",
                                                             ".up_offset")},
     "CUDA loss": HEADS | NEVER,

@@ -180,3 +180,31 @@ def test_wsd_stays_until_its_decay():
 @pytest.mark.parametrize("kind", ["constant", "cosine", "wsd"])
 def test_a_run_of_one_step_works(kind):
     assert 0 <= factor(Schedule(kind=kind, warmup=0), 0, 1) <= 1
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_step_can_fail_and_shrink_its_gradients_on_the_device(kind, failed):
+    """A failed step changes no parameter and no state; another one multiplies the gradients while it reads them."""
+    models = [build(variants.decoder(), seed=0) for _ in range(2)]
+    ours, plain = (Optimizer(model, Optim(kind=kind)) for model in models)
+    for step in range(2):
+        for model, optimizer in zip(models, (ours, plain), strict=True):
+            optimizer.zero_grad()
+            with_gradients(model, step)
+            if step == 0:
+                optimizer.step(1.0)
+    before = {name: p.detach().clone() for name, p in models[0].named_parameters()} | ours.state()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    if failed:
+        next(models[0].parameters()).grad.fill_(float("nan"))
+    ours.set_rate(1.0)
+    ours.step_unless(torch.tensor(float(failed)), torch.tensor(0.25))
+    for p in models[1].parameters():
+        p.grad *= 0.25
+    if not failed:
+        plain.step(1.0)
+    after = dict(models[0].named_parameters()) | ours.state()
+    wanted = before if failed else dict(models[1].named_parameters()) | plain.state()
+    for name, tensor in after.items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=0 if failed else 1e-5, atol=0 if failed else 1e-7)

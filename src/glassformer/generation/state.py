@@ -1,8 +1,7 @@
 """The decode state: prompts in, logits after the last token of each sequence out, one step at a time.
 
 `TorchState` computes with the model itself, `KernelState` with a compiled kernel, and `CapturedState` with both: the
-model reads the prompts. The loops of generation know only
-`DecodeState`, which is what the two have in common.
+model reads the prompts. The loops of generation know only `DecodeState`, which is what they have in common.
 
 Sequences of unequal length are padded on the left, so that the next token of every sequence has the same index; the
 mask and the position ids keep padding invisible. An encoder-decoder reads the prompt with its encoder (padded on the
@@ -173,21 +172,29 @@ class CapturedState(TorchState):
         return self.steps
 
     def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> Callable[[], list[list[int]]]:
-        return greedy_steps(self._captured(tokens), tokens, count)
+        """Begin some greedy steps. The function that is returned waits for the tokens, in one transfer."""
+        found, logits = self._captured(tokens).greedy(tokens, count)
+        last = marked(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
+        every = torch.cat([found, last[None].to(found.dtype)])
+
+        def collect() -> list[list[int]]:
+            *steps, marks = every.tolist()
+            refuse_marked(marks)
+            return steps
+
+        return collect
 
 
 class KernelState:
-    """The decode state of a compiled kernel: an adapter around the decoder that `kernels` returned."""
+    """The decode state of a compiled kernel that reads the prompts itself: an adapter around its decoder."""
+
+    greedy: Greedy | None = None
 
     def __init__(self, model: DecoderLM | Seq2Seq, decoder: Any, prompts: list[list[int]], chunk: int | None):
         self.model: Model = model
         self.decoder, self.read, self.chunk = decoder, prompts, chunk
         self.prompts = starts(model, len(prompts)) if isinstance(model, Seq2Seq) else prompts
         self.owns_threads: bool = decoder.owns_threads
-
-    @property
-    def greedy(self) -> Greedy | None:
-        return self._greedy if hasattr(self.decoder, "greedy") else None
 
     def start(self) -> Float[Tensor, "B V"]:
         logits: Tensor = self.decoder.read(self.read, self.chunk)
@@ -199,23 +206,6 @@ class KernelState:
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         self.decoder.reorder(parents)
-
-    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> Callable[[], list[list[int]]]:
-        return greedy_steps(self.decoder, tokens, count)
-
-
-def greedy_steps(decoder: Any, tokens: Int[Tensor, "B"], count: int) -> Callable[[], list[list[int]]]:
-    """Begin some greedy steps of a kernel. The function that is returned waits for the tokens, in one transfer."""
-    found, logits = decoder.greedy(tokens, count)
-    last = marked(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
-    every = torch.cat([found, last[None].to(found.dtype)])
-
-    def collect() -> list[list[int]]:
-        *steps, marks = every.tolist()
-        refuse_marked(marks)
-        return steps
-
-    return collect
 
 
 def starts(model: Seq2Seq, sequences: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ the machine, never on what was compiled before.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -22,12 +23,9 @@ from glassformer.kernels.cuda.graph.prompt import prompt_reader
 from glassformer.kernels.cuda.graph.steps import SLOT_STEP, captured_steps, unsupported_device
 from glassformer.kernels.registry import Kernel
 from glassformer.kernels.toolchain import nvrtc
-from glassformer.model import DecoderLM
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Float, Int
 
-CUDA_DTYPES = {"float32": torch.float32, "float16": torch.float32, "bfloat16": torch.bfloat16}
-"""The dtypes in which the kernels for small models keep weights of each precision."""
 SMALL_MODEL = 2**28
 """Bytes of weights up to which kernels for small models are faster than a graph (docs/benchmarks_history.md)."""
 
@@ -78,10 +76,7 @@ class Steps(Protocol):
 
 
 class Decoder(Protocol):
-    """A kernel at work: the KV cache of some sequences, and the steps that extend it.
-
-    `greedy(tokens, count)` is optional: see `Steps`. `extend` is needed for speculative decoding only.
-    """
+    """A kernel with a KV cache of its own, which reads the prompts too. Speculative decoding also needs `extend`."""
 
     owns_threads: bool
     """True: it computes in CPU threads of its own, so torch should use one thread between the steps."""
@@ -89,11 +84,9 @@ class Decoder(Protocol):
     def read(self, prompts: list[list[int]], chunk: int | None = None) -> Float[Tensor, "B V"]:
         """Return the logits after each prompt. `chunk` is the largest number of tokens that are read at once."""
 
-    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        """Return the logits after one more token per sequence."""
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]: ...
 
-    def reorder(self, parents: Int[Tensor, "N"]) -> None:
-        """Let sequence i continue the present sequence parents[i]."""
+    def reorder(self, parents: Int[Tensor, "N"]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -171,11 +164,11 @@ def _unsupported_as_small(request: DecodeRequest) -> str | None:
         return "the kernels for small models do not support a draft"
     if request.beams > 1:
         return f"the kernels for small models do not support beam search (beams={request.beams})"
-    if request.precision not in CUDA_DTYPES:
+    if request.precision not in cuda_pack.DTYPES:
         return f"the kernels for small models have float32 and bfloat16, not {request.precision}"
     if (reason := _unsupported_state(request) or cuda_pack.unsupported_config(request.config)) is not None:
         return reason
-    if weight_bytes(request.config, CUDA_DTYPES[request.precision]) > SMALL_MODEL:
+    if weight_bytes(request.config, cuda_pack.DTYPES[request.precision]) > SMALL_MODEL:
         return "a graph decodes large models faster than the kernels for small ones"
     return None if nvrtc.is_available() else "CUDA's run-time compiler (libnvrtc) was not found"
 
@@ -190,7 +183,7 @@ def supported_by_persistent(request: DecodeRequest) -> str | None:
         return "there is no CUDA device"
     from glassformer.kernels.cuda.decode.decoder import unsupported_device as unsupported_by_device
 
-    return unsupported_by_device(request.config, CUDA_DTYPES[request.precision], request.device)
+    return unsupported_by_device(request.config, cuda_pack.DTYPES[request.precision], request.device)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -209,16 +202,10 @@ def _unsupported_state(request: DecodeRequest) -> str | None:
     return None
 
 
-def _make_persistent(model: DecoderLM, sequences: int, capacity: int, precision: str) -> Decoder:
-    from glassformer.kernels.cuda.decode.session import persistent_session
+def _small_model_steps(*given: Any, **named: Any) -> Steps:
+    from glassformer.kernels.cuda.decode.steps import small_model_steps
 
-    return persistent_session(model, capacity, CUDA_DTYPES[precision])
-
-
-def _make_batch(model: DecoderLM, sequences: int, capacity: int, precision: str) -> Decoder:
-    from glassformer.kernels.cuda.decode.session import batch_session
-
-    return batch_session(model, sequences, capacity, CUDA_DTYPES[precision])
+    return small_model_steps(*given, **named)
 
 
 ON_CPU = "logits within 3e-5 of their largest magnitude in float32; lower precisions round the weights"
@@ -232,19 +219,21 @@ def _replaces(reads: str) -> str:
 
 DECODE_KERNELS: tuple[DecodeKernel, ...] = (
     DecodeKernel(
-        "cpu-decode", "decode", _replaces("the new tokens"), supported_on_cpu, ON_CPU,
+        "cpu-decode", _replaces("the new tokens"), supported_on_cpu, ON_CPU,
         "tests/kernels/cpu/decode/test_decoder.py", "cpu", NativeDecoder,
     ),
     DecodeKernel(
-        "cuda-persistent", "decode", _replaces("one new token of one sequence"), supported_by_persistent, ON_CUDA,
-        "tests/kernels/cuda/decode/test_decoder.py", "cuda", _make_persistent,
+        "cuda-persistent", _replaces("one new token of one sequence"), supported_by_persistent, ON_CUDA,
+        "tests/kernels/cuda/decode/test_decoder.py", "cuda",
+        continues=partial(_small_model_steps, "persistent"), reads=prompt_reader, capacity_step=SLOT_STEP,
     ),
     DecodeKernel(
-        "cuda-batch", "decode", _replaces("one new token per sequence"), supported_by_batch, ON_CUDA,
-        "tests/kernels/cuda/decode/test_batch.py", "cuda", _make_batch,
+        "cuda-batch", _replaces("one new token per sequence"), supported_by_batch, ON_CUDA,
+        "tests/kernels/cuda/decode/test_batch.py", "cuda",
+        continues=partial(_small_model_steps, "batch"), reads=prompt_reader, capacity_step=SLOT_STEP,
     ),
     DecodeKernel(
-        "cuda-graph", "decode", _replaces("one new token per sequence"), supported_by_graph, BY_GRAPH,
+        "cuda-graph", _replaces("one new token per sequence"), supported_by_graph, BY_GRAPH,
         "tests/kernels/cuda/graph/test_fused.py", "cuda", continues=captured_steps,
         reads=prompt_reader, capacity_step=SLOT_STEP,
     ),

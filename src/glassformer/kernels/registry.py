@@ -9,7 +9,7 @@ therefore refused by every kernel until somebody implements it.
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from glassformer.config import ModelConfig
 
@@ -46,7 +46,6 @@ class Kernel:
 
     name: str
     """The name that `glass env`, `glass sample` and `glass train` report."""
-    purpose: Literal["decode", "training"]
     replaces: str
     """What of the package computes the same without it."""
     supports: Callable[..., str | None]

@@ -6,7 +6,7 @@ the loss and of optimizers replace no module: these look up `head_kernel`, `muon
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +16,11 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.config import ConfigError, ModelConfig
 from glassformer.kernels.cpu.training import frozen, library, modules
+from glassformer.kernels.cpu.training.frozen import frozen_head as frozen_head
 from glassformer.kernels.cpu.training.functions import WIDE
 from glassformer.kernels.cuda.training import adamw, causal, experts, fp8, fp8_cuda, fp8_layers, loss, muon
 from glassformer.kernels.registry import Kernel, Rule, any_value, any_values, unsupported_field
-from glassformer.kernels.replacement import Replacement, joined_replacements
+from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import cxx, nvrtc
 from glassformer.model import Model
 
@@ -110,9 +111,6 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
         "score_bias": {None},
         "dropout": {0.0},
     },
-    "joined projections": EVERYTHING
-    | {"attention.softcap": any_value, "attention.sinks": any_value}
-    | any_values("layer_kinds feedforward.down_bias feedforward.expert.down_bias feedforward.shared.down_bias"),
     "grouped experts": EVERYTHING | ELSEWHERE | {"feedforward": {"moe"}},
     "CUDA loss": EVERYTHING | HEAD,
     "CUDA Muon": EVERYTHING,
@@ -131,52 +129,52 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
 """Of each kernel, the config fields and values that it implements. A field that is not listed must be its default."""
 
 
-def _float8(request: TrainingRequest) -> str | None:
+Reason = str | None
+"""Why a kernel cannot be used, or None."""
+
+
+def _float8(config: ModelConfig, request: TrainingRequest) -> Reason:
     return fp8.unsupported_device(request.device) if request.float8 else "machine.products is not 'float8'"
 
 
-def _float8_projections(config: ModelConfig, request: TrainingRequest) -> str | None:
+def _float8_projections(config: ModelConfig, request: TrainingRequest) -> Reason:
     sizes = {config.d_model, config.n_heads * config.d_head, config.n_kv_heads * config.d_head}
     sizes |= {config.n_kv_heads * config.d_value, config.n_heads * config.d_value}
     if any(size % fp8.MULTIPLE for size in sizes):
         return f"the widths of the projections {sorted(sizes)} are not all multiples of {fp8.MULTIPLE}"
-    return _float8(request)
+    return _float8(config, request)
 
 
-def _float8_feedforward(config: ModelConfig, request: TrainingRequest) -> str | None:
+def _float8_feedforward(config: ModelConfig, request: TrainingRequest) -> Reason:
     part = config.feedforward
     if isinstance(part, c.Dense) and part.activation not in fp8_cuda.KINDS:
         return f"feedforward.activation={part.activation!r} is not supported by the kernel"
-    return _float8(request)
+    return _float8(config, request)
 
 
-def _joined(config: ModelConfig, request: TrainingRequest) -> str | None:
-    if request.float8:
-        return "the projections are in float8"
-    if request.dtype is not torch.bfloat16:
-        return f"matmuls are in {request.dtype}, not in bfloat16"
-    return _compiled_on_cuda(request)
-
-
-def _compiled_on_cuda(request: TrainingRequest) -> str | None:
-    if request.device.type != "cuda":
-        return f"the device is {request.device.type}, not cuda"
-    if not request.compiled:
-        return "the step is not compiled by torch.compile"
+def _on_device(request: TrainingRequest, device: str, dtype: torch.dtype | None = None) -> Reason:
+    """Return why a run is not on this device, in this dtype if one is given, with unsharded parameters."""
+    if request.device.type != device:
+        return f"the device is {request.device.type}, not {device}"
+    if dtype not in (None, request.dtype):
+        return f"matmuls are in {request.dtype}, not in {dtype}"
     return "parameters are sharded" if request.sharded else None
 
 
-def _causal(config: ModelConfig, request: TrainingRequest) -> str | None:
+def _compiled_in_bfloat16(request: TrainingRequest) -> Reason:
+    reason = None if request.compiled else "the step is not compiled by torch.compile"
+    return reason or _on_device(request, "cuda", torch.bfloat16)
+
+
+def _causal(config: ModelConfig, request: TrainingRequest) -> Reason:
     if not isinstance(config, c.DecoderConfig):
         return "the model is not a decoder"
     if config.d_head != causal.WIDTH:
         return f"heads are {config.d_head} wide, not {causal.WIDTH}"
-    if request.dtype is not torch.bfloat16:
-        return f"matmuls are in {request.dtype}, not in bfloat16"
-    return _compiled_on_cuda(request) or (None if causal.available() else "no Hopper GPU with NVRTC was found")
+    return _compiled_in_bfloat16(request) or (None if causal.available() else "no Hopper GPU with NVRTC was found")
 
 
-def _grouped_experts(config: ModelConfig, request: TrainingRequest) -> str | None:
+def _grouped_experts(config: ModelConfig, request: TrainingRequest) -> Reason:
     layers = map(config.layer_feedforward, range(config.n_layers))
     parts = [part for part in layers if isinstance(part, c.MoE)]
     if not parts:
@@ -184,47 +182,39 @@ def _grouped_experts(config: ModelConfig, request: TrainingRequest) -> str | Non
     sizes = sorted({config.d_model, *(part.expert.d_ff for part in parts)})
     if any(size % experts.MULTIPLE for size in sizes):
         return f"the widths {sizes} are not all multiples of {experts.MULTIPLE}"
-    if request.dtype is not torch.bfloat16:
-        return f"matmuls are in {request.dtype}, not in bfloat16"
-    return "parameters are sharded" if request.sharded else experts.unsupported_device(request.device)
+    return _on_device(request, "cuda", torch.bfloat16) or experts.unsupported_device(request.device)
 
 
-def _cuda_loss(config: ModelConfig, request: TrainingRequest) -> str | None:
-    if request.float8 and _float8(request) is None and not (config.head and config.head.bias):
+def _cuda_loss(config: ModelConfig, request: TrainingRequest) -> Reason:
+    if request.float8 and _float8(config, request) is None and not (config.head and config.head.bias):
         return "the head is in float8"
     if request.dtype is not torch.bfloat16:
         return f"logits are in {request.dtype}, not in bfloat16"
-    return _nvrtc(request)
+    return _nvrtc(config, replace(request, sharded=False))
 
 
-def _nvrtc(request: TrainingRequest) -> str | None:
-    if request.device.type != "cuda":
-        return f"the device is {request.device.type}, not cuda"
-    return None if nvrtc.can_launch() else "NVRTC was not found"
+def _nvrtc(config: ModelConfig, request: TrainingRequest) -> Reason:
+    return _on_device(request, "cuda") or (None if nvrtc.can_launch() else "NVRTC was not found")
 
 
-def _muon(config: ModelConfig, request: TrainingRequest) -> str | None:
-    if not request.muon:
-        return "the optimizer is not Muon"
-    return "parameters are sharded" if request.sharded else _nvrtc(request)
+def _muon(config: ModelConfig, request: TrainingRequest) -> Reason:
+    return _nvrtc(config, request) if request.muon else "the optimizer is not Muon"
 
 
-def _adamw(config: ModelConfig, request: TrainingRequest) -> str | None:
-    return "parameters are sharded" if request.sharded else _nvrtc(request)
-
-
-def _native_attention(config: ModelConfig, request: TrainingRequest) -> str | None:
-    if request.device.type != "cpu":
-        return f"the device is {request.device.type}, not cpu"
+def _native(request: TrainingRequest) -> Reason:
+    if (reason := _on_device(request, "cpu")) is not None:
+        return reason
     if not request.native:
         return "machine.compile is not 'auto'"
-    if request.sharded:
-        return "parameters are sharded"
-    if config.d_head % WIDE or config.d_value % WIDE:
-        return f"heads are {config.d_head} and {config.d_value} wide, which are not multiples of {WIDE}"
     if cxx.register_bits() < 256:
         return "it is slower than torch without AVX2 (docs/benchmarks_history.md)"
     return None if cxx.compiler() else "no C++ compiler was found"
+
+
+def _native_attention(config: ModelConfig, request: TrainingRequest) -> Reason:
+    if config.d_head % WIDE or config.d_value % WIDE:
+        return f"heads are {config.d_head} and {config.d_value} wide, which are not multiples of {WIDE}"
+    return _native(request)
 
 
 WIDEST_FEEDFORWARD = {512: 384, 256: 128}
@@ -232,27 +222,24 @@ WIDEST_FEEDFORWARD = {512: 384, 256: 128}
 AMD processor. On Intel processors torch's matmuls are faster (docs/benchmarks_history.md)."""
 
 
-def _native_feedforward(config: ModelConfig, request: TrainingRequest) -> str | None:
+def _native_feedforward(config: ModelConfig, request: TrainingRequest) -> Reason:
     if config.d_model % WIDE or config.d_ff % (2 * WIDE):
         return f"d_model={config.d_model} and d_ff={config.d_ff} are not multiples of {WIDE} and {2 * WIDE}"
     if request.dtype is not torch.float32:
         return f"matmuls are in {request.dtype}, not in float32"
     if cxx.is_intel() or config.d_model > WIDEST_FEEDFORWARD.get(cxx.register_bits(), 0):
         return "torch's matmuls are faster at this width on this processor (docs/benchmarks_history.md)"
-    # the widths of the heads, and positions that go by them, do not matter
-    return _native_attention(c.replace(config, d_head=WIDE, d_value=WIDE, position=c.NoPosition()), request)
+    return _native(request)
 
 
-def _frozen(config: ModelConfig, request: TrainingRequest) -> str | None:
+def _frozen(config: ModelConfig, request: TrainingRequest) -> Reason:
     """Why frozen matrices are not multiplied by their kernel. In bfloat16 it needs no particular processor."""
     if not request.frozen:
         return "no parameter is frozen"
-    if request.device.type != "cpu":
-        return f"the device is {request.device.type}, not cpu"
+    if (reason := _on_device(request, "cpu")) is not None:
+        return reason
     if not request.native or request.compiled:
         return "machine.compile is not 'auto'"
-    if request.sharded:
-        return "parameters are sharded"
     if request.dtype is torch.bfloat16:
         return None
     if cxx.is_intel() or cxx.register_bits() != 512:
@@ -260,60 +247,57 @@ def _frozen(config: ModelConfig, request: TrainingRequest) -> str | None:
     return None if frozen.supports_onednn() else "torch was built without oneDNN"
 
 
-def _checked(
-    name: str, machine: Callable[[ModelConfig, TrainingRequest], str | None]
-) -> Callable[[ModelConfig, TrainingRequest], str | None]:
-    """Return `supports` of a kernel: first the config fields (ALLOWED), then shapes, dtype and device."""
+@dataclass(frozen=True)
+class TrainingKernel(Kernel):
+    """A training kernel, and which modules of a model it replaces."""
 
-    def supports(config: ModelConfig, request: TrainingRequest) -> str | None:
+    replacements: Callable[[Model], Iterator[Replacement]] | None = None
+    """Yield the modules with their new classes; None if the loss or an optimizer looks the kernel up."""
+
+
+def _kernel(
+    name: str,
+    replaces: str,
+    machine: Callable[[ModelConfig, TrainingRequest], Reason],
+    accuracy: str,
+    test: str,
+    replacements: Callable[[Model], Iterator[Replacement]] | None = None,
+) -> TrainingKernel:
+    def supports(config: ModelConfig, request: TrainingRequest) -> Reason:
+        """Check first the config fields (ALLOWED), then shapes, dtype and device."""
         if request.frozen and name not in ("frozen matmuls", "native attention", "CUDA AdamW", "CUDA Muon"):
             return "some parameters are frozen"
         return unsupported_field(config, ALLOWED[name]) or machine(config, request)
 
-    return supports
-
-
-def _kernel(name: str, replaces: str, machine: Callable[..., str | None], accuracy: str, test: str) -> Kernel:
-    return Kernel(name, "training", replaces, _checked(name, machine), accuracy, f"tests/kernels/{test}.py")
+    return TrainingKernel(name, replaces, supports, accuracy, f"tests/kernels/{test}.py", replacements)
 
 
 BFLOAT16 = "the rounding of bfloat16: 2^-7 of the largest value"
 FLOAT32 = "float32 sums in another order: loss 1e-5, gradients 1e-4 relative"
 FLOAT8 = "the rounding of e4m3 (2^-4) and e5m2 (2^-3): gradients of a feed-forward 7 to 9 % root mean square"
-TRAINING_KERNELS: tuple[Kernel, ...] = (
+TRAINING_KERNELS: tuple[TrainingKernel, ...] = (
     _kernel("float8 feed-forward", "model.layers.Dense and Gated", _float8_feedforward, FLOAT8,
-            "cuda/training/test_fp8_layers"),
+            "cuda/training/test_fp8_layers", fp8_layers.feedforward_replacements),
     _kernel("float8 projections", "projections of model.attention.Attention", _float8_projections, FLOAT8,
-            "cuda/training/test_fp8_layers"),
-    _kernel("float8 head", "training.chunked_loss.head_gradients", lambda config, request: _float8(request), FLOAT8,
-            "cuda/training/test_fp8"),
+            "cuda/training/test_fp8_layers", fp8_layers.projection_replacements),
+    _kernel("float8 head", "training.chunked_loss.head_gradients", _float8, FLOAT8, "cuda/training/test_fp8"),
     _kernel("causal attention", "F.scaled_dot_product_attention, backward", _causal, BFLOAT16,
-            "cuda/training/test_causal"),
-    _kernel("joined projections", "projections of model.attention.Attention", _joined, BFLOAT16, "test_replacement"),
-    _kernel("grouped experts", "model.moe.MoE", _grouped_experts, BFLOAT16, "cuda/training/test_experts"),
+            "cuda/training/test_causal", causal.replacements),
+    _kernel("grouped experts", "model.moe.MoE", _grouped_experts, BFLOAT16, "cuda/training/test_experts",
+            experts.replacements),
     _kernel("CUDA loss", "training.chunked_loss.head_gradients", _cuda_loss, BFLOAT16, "cuda/training/test_loss"),
     _kernel("CUDA Muon", "training.muon.Muon, elementwise passes", _muon, "one step of bfloat16 before rounding",
             "cuda/training/test_muon"),
-    _kernel("CUDA AdamW", "torch.optim.AdamW", _adamw, "float32 sums in another order: 1e-6 relative",
+    _kernel("CUDA AdamW", "torch.optim.AdamW", _nvrtc, "float32 sums in another order: 1e-6 relative",
             "cuda/training/test_adamw"),
     _kernel("frozen matmuls", "model.adapters.AdaptedLinear, frozen nn.Linear, the frozen head", _frozen, FLOAT32,
-            "cpu/training/test_frozen"),
-    _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules"),
-    _kernel("native feed-forward", "model.layers.Dense", _native_feedforward, FLOAT32,
-            "cpu/training/test_modules"),
+            "cpu/training/test_frozen", frozen.frozen_replacements),
+    _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules",
+            modules.attention_replacements),
+    _kernel("native feed-forward", "model.layers.Dense", _native_feedforward, FLOAT32, "cpu/training/test_modules",
+            modules.dense_replacements),
 )  # fmt: skip
 """In the order of installation: a module that one kernel has replaced is not replaced by a later one."""
-
-REPLACEMENTS: dict[str, Callable[[Model], Iterator[Replacement]]] = {
-    "float8 feed-forward": fp8_layers.feedforward_replacements,
-    "float8 projections": fp8_layers.projection_replacements,
-    "causal attention": causal.replacements,
-    "joined projections": joined_replacements,
-    "grouped experts": experts.replacements,
-    "frozen matmuls": frozen.frozen_replacements,
-    "native attention": modules.attention_replacements,
-    "native feed-forward": modules.dense_replacements,
-}
 
 
 def choose_training_kernels(config: ModelConfig, request: TrainingRequest) -> list[str]:
@@ -328,13 +312,13 @@ def install_training_kernels(model: Model, request: TrainingRequest) -> list[str
     """
     if request.float8 and (reason := fp8.unsupported_device(request.device)):
         raise ConfigError(f"{reason}: use machine.products='precision'.")
-    names = choose_training_kernels(model.config, request)
-    if any(name.startswith("native") for name in names):
+    chosen = [kernel for kernel in TRAINING_KERNELS if kernel.supports(model.config, request) is None]
+    if any(kernel.name.startswith("native") for kernel in chosen):
         try:
             library.load()
         except cxx.CompileError:
-            names = [name for name in names if not name.startswith("native")]
-    return [name for name in names if name not in REPLACEMENTS or _replace(list(REPLACEMENTS[name](model)))]
+            chosen = [kernel for kernel in chosen if not kernel.name.startswith("native")]
+    return [kernel.name for kernel in chosen if not kernel.replacements or _replace(list(kernel.replacements(model)))]
 
 
 def _replace(replacements: list[Replacement]) -> bool:
@@ -358,11 +342,6 @@ def head_kernel(
     if device.type == "cuda" and dtype is torch.bfloat16 and nvrtc.can_launch():
         return None, loss.head_gradients
     return None
-
-
-def frozen_head(weight: Tensor, dtype: torch.dtype) -> frozen.FrozenHead | None:
-    """Return how a frozen head is multiplied on a CPU, or None if the kernel "frozen matmuls" was not installed."""
-    return frozen.frozen_head(weight, dtype)
 
 
 def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> ModuleType | None:

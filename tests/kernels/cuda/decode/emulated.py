@@ -3,9 +3,11 @@
 import ctypes
 from pathlib import Path
 
+import pytest
 import torch
 
-from glassformer.kernels.cuda.decode import decoder, library
+from glassformer.kernels.cuda.decode import decoder
+from glassformer.kernels.cuda.decode.pack import source
 from glassformer.model import DecoderLM
 from tests.emulated_cuda import built
 
@@ -20,9 +22,11 @@ class Emulated(decoder.CudaDecoder):
     def __init__(
         self, model: DecoderLM, folder: Path, clusters: int = 2, dtype: torch.dtype = torch.float32, capacity: int = 64
     ):
-        super().__init__(model, capacity, clusters, dtype)
-        self.library = built(library.source(self.sizes, instead=MACHINE), "decode", folder, HERE)
-        assert self.library.size() == ctypes.sizeof(library.Arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoder, "_clusters", lambda device: clusters)
+            super().__init__(model, 1, capacity, dtype)
+        self.library = built(source(self.sizes, decoder.PARTS, MACHINE), "decode", folder, HERE)
+        assert self.library.size() == ctypes.sizeof(decoder.Arguments)
 
     def _launch(self, count: int) -> None:
         self.library.run(ctypes.byref(self.arguments(count)), self.layout.blocks, 32 * (decoder.WARPS + 1))

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.kernels.cuda.decode import batch, library
+from glassformer.generation.state import pad
+from glassformer.kernels.cuda.decode import batch
+from glassformer.kernels.cuda.decode.pack import source
 from tests.emulated_cuda import built, needs_compiler
 from tests.kernels.cuda.decode.emulated import HERE, MACHINE
 from tests.variants import POSITIONS, decoder, lively
@@ -26,7 +28,7 @@ class Emulated(batch.CudaBatch):
 
     def _launch(self, name, blocks, **changes):
         if name not in self.kernels:  # one that is never launched need not be compiled
-            text = library.source(self.sizes_of[name], batch.PARTS, MACHINE)
+            text = source(self.sizes_of[name], ("batch.cu",), MACHINE)
             self.kernels[name] = built(text, name, self.folder, HERE)
             assert self.kernels[name].size() == ctypes.sizeof(batch.Arguments)
         self.kernels[name].run(ctypes.byref(self.arguments(**changes)), blocks, 32 * batch.WARPS[name])
@@ -38,10 +40,10 @@ def differences(config, folder, dtype=torch.float32):
     model = lively(config, std=0.4)[0].float()
     prompts = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13], [9, 2, 4, 1]]
     made = Emulated(model, 3, 20, folder, dtype)
-    for rows, length in (([0, 2], 3), ([1], 6)):
-        cache = model.new_cache("growing")
-        model(torch.tensor([prompts[r][:-1] for r in rows]), cache=cache)
-        made.take(rows, length, [(layer.k, layer.v) for layer in cache.layers])
+    tokens, real = pad([p[:-1] for p in prompts], "left", model.device)
+    cache = model.new_cache("growing")
+    model(tokens, real, cache=cache)
+    made.take(cache)
     tokens, found, said = torch.tensor([p[-1] for p in prompts]), [], []
     for _ in range(3):
         logits = made.step(tokens)
@@ -101,8 +103,3 @@ def test_the_first_of_the_likeliest_is_chosen_and_noted(dtype, tmp_path):
     assert 0 <= int(made.tokens[4]) < vocab
     assert made.lengths.tolist() == [5, 7, 1, 10, 1]
     assert [int(made.history[row, at]) for row, at in enumerate((5, 7, 1, 10))] == chosen
-
-
-def test_what_it_does_not_know_is_said():
-    with pytest.raises(library.CudaDecodeError, match="use engine='torch'"):
-        batch.CudaBatch(lively(decoder(placement="post"))[0], 2, 20)

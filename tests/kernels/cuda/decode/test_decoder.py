@@ -7,7 +7,6 @@ from glassformer import config as c
 from glassformer.config import presets
 from glassformer.generation import generate
 from glassformer.kernels.cuda.decode import decoder as cuda
-from glassformer.kernels.cuda.decode.library import CudaDecodeError
 from glassformer.model import build
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.decode.emulated import Emulated
@@ -30,18 +29,16 @@ def check(config, folder, prompt=12, clusters=2, dtype=torch.float32, limit=5e-6
     if dtype is torch.bfloat16:
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16().float())
-    native = Emulated(model, folder, clusters, dtype, capacity=29)
-    tokens, kept = list(range(3, 3 + prompt)), []
-    if prompt > 1:
-        cache = model.new_cache("growing")
-        model(torch.tensor([tokens[:-1]]), cache=cache)
-        kept = [(layer.k[0], layer.v[0]) for layer in cache.layers]
-    native.take(tokens, kept)
-    new = native.greedy(6).tolist()
-    wanted = model(torch.tensor([tokens + new[:-1]]))[0, prompt - 1 :]
+    native, cache = Emulated(model, folder, clusters, dtype, capacity=29), model.new_cache("growing")
+    tokens = list(range(3, 3 + prompt))
+    tokens.append(int(model(torch.tensor([tokens]), cache=cache)[0, -1].argmax()))
+    native.take(cache)
+    steps, logits = native.greedy(torch.tensor(tokens[-1:]), 6)
+    new = steps[:, 0].tolist()
+    wanted = model(torch.tensor([tokens + new[:-1]]))[0, prompt:]
     if dtype is torch.float32:
         assert new == wanted.argmax(-1).tolist()
-    assert float((native.logits - wanted[-1]).abs().max() / wanted.abs().max()) < limit
+    assert float((logits[0] - wanted[-1]).abs().max() / wanted.abs().max()) < limit
 
 
 @pytest.fixture(autouse=True)
@@ -92,21 +89,36 @@ def test_every_activation(activation, tmp_path):
 @needs_compiler
 def test_one_step_gives_logits_and_takes_another_token_than_the_likeliest(tmp_path):
     model = lively(small(), std=0.4)[0].float()
-    native = Emulated(model, tmp_path, capacity=29)
-    native.take([5, 6], [])
-    native.position = 0
+    native, cache = Emulated(model, tmp_path, capacity=29), model.new_cache("growing")
     with torch.no_grad():
-        for i, token in enumerate((5, 6, 9)):
-            found, wanted = native.step(token), model(torch.tensor([[5, 6, 9][: i + 1]]))[0, -1]
+        model(torch.tensor([[5]]), cache=cache)
+        native.take(cache)
+        for i, token in enumerate((6, 9, 4)):
+            found, wanted = native.step(torch.tensor([token])), model(torch.tensor([[5, 6, 9, 4][: i + 2]]))[:, -1]
             assert torch.allclose(found, wanted, atol=1e-4)
 
 
-def test_refusals_are_one_sentence():
-    with pytest.raises(CudaDecodeError, match="use engine='torch'"):
-        cuda.CudaDecoder(lively(decoder(placement="post"))[0], clusters=1)
-    native = cuda.CudaDecoder(lively(small())[0].float(), clusters=1)
-    with pytest.raises(CudaDecodeError, match="more do not fit"):
-        native.greedy(native.capacity + 1)
+def test_more_tokens_than_the_cache_holds_are_refused(monkeypatch):
+    monkeypatch.setattr(cuda, "_clusters", lambda device: 1)
+    native = cuda.CudaDecoder(lively(small())[0].float(), 1, 20, torch.float32)
+    with pytest.raises(AssertionError):
+        native.greedy(torch.tensor([3]), 21)
+
+
+def test_it_needs_clusters_and_enough_shared_memory(monkeypatch):
+    monkeypatch.setattr(cuda, "_clusters", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config, device = small(), torch.device("cuda")
+    assert cuda.unsupported_device(config, torch.float32, device) is None
+    wide = c.replace(config, d_model=4096, feedforward=c.Dense(8192))
+    assert "does not fit" in cuda.unsupported_device(wide, torch.float32, device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert "no thread block clusters" in cuda.unsupported_device(config, torch.float32, device)
+
+
+def test_every_pointer_has_its_place():
+    assert [name for name, _ in cuda.Arguments._fields_][: len(cuda.TENSORS)] == list(cuda.TENSORS)
+    assert len(set(cuda.TENSORS)) == len(cuda.TENSORS)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,14 @@ import torch
 
 from glassformer import config as c
 from glassformer.config import presets
-from glassformer.kernels.cuda.decode.pack import kernel_sizes, position_tables, stacked_weights, unsupported_config
+from glassformer.kernels.cuda.decode.decoder import PARTS
+from glassformer.kernels.cuda.decode.pack import (
+    kernel_sizes,
+    position_tables,
+    source,
+    stacked_weights,
+    unsupported_config,
+)
 from tests.variants import POSITIONS, decoder, lively
 
 
@@ -54,3 +61,12 @@ def test_sizes_are_numbers_the_preprocessor_can_read():
     sizes = kernel_sizes(lively(decoder())[0], torch.bfloat16, 4)
     assert all(type(value) is int for value in sizes.values())
     assert (sizes["HALF"], sizes["WARPS"], sizes["G"]) == (1, 4, 2)
+
+
+def test_sizes_come_first_and_the_machine_can_be_another():
+    text = source({"D": 40}, PARTS, {"machine.cuh": "// here"})
+    assert text.startswith("#define D 40\n")
+    assert "// here" in text
+    assert "bar.sync" not in text
+    assert "bar.sync" in source({"D": 40}, PARTS)
+    assert text.index("Pack") < text.index("// here") < text.index("decode(const Arguments a)")

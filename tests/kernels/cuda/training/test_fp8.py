@@ -81,13 +81,11 @@ def test_a_unit_is_the_power_of_two_below_the_root_mean_square():
 
 
 @pytest.mark.parametrize("kind", fp8_cuda.KINDS)
-def test_activations_and_slopes_are_the_engines(kind):
+def test_slopes_are_those_of_the_engines_activations(kind):
     y = torch.linspace(-6, 6, 501, dtype=torch.float64, requires_grad=True)
     wanted = ACTIVATIONS[kind](y)
     (slope,) = torch.autograd.grad(wanted.sum(), y)
-    value, found = fp8.activation(y.detach(), kind)
-    assert torch.allclose(value, wanted.detach(), atol=1e-12)
-    assert torch.allclose(found.double(), slope, atol=1e-12)
+    assert torch.allclose(fp8.SLOPES[kind](y.detach()), slope, atol=1e-12)
 
 
 def test_casts_come_with_their_transposes():
@@ -142,16 +140,16 @@ def test_a_sample_meets_what_only_few_positions_have():
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_a_product_is_torchs_own_and_as_far_off_as_its_factors_are_rounded(dtype):
+def test_a_product_is_as_far_off_as_its_factors_are_rounded(dtype):
     a, b, bias = random(64, 512, spread=0.01), random(96, 512, seed=1, spread=7.0), random(96, seed=2).bfloat16()
     units = [fp8.scale_of(fp8.mean_square(t)) for t in (a, b)]
     a8, b8 = fp8.cast(a, units[0], dtype)[0], fp8.cast(b, units[1], fp8.E4M3)[0]
-    found = fp8.matmul(a8, b8, *units, None, True)
+    found = fp8.matmul(a8, b8, *units, None)
     assert found.dtype == torch.bfloat16
     bound = math.hypot(FORMATS[dtype], U4)
     assert 0.5 * bound < off(found, a.double() @ b.double().T) < bound
-    theirs = torch._scaled_mm(a8, b8.T, *units, bias, out_dtype=torch.bfloat16)
-    assert off(fp8.matmul(a8, b8, *units, bias, True), theirs) < 2**-8
+    wanted = (a8.double() @ b8.double().T) * units[0] * units[1] + bias.double()
+    assert off(fp8.matmul(a8, b8, *units, bias), wanted) < 2**-8
 
 
 def test_the_operators_keep_to_their_declared_shapes():
@@ -167,7 +165,7 @@ def test_the_operators_keep_to_their_declared_shapes():
         (fp8.activate, (x.bfloat16(), scale, "silu")),
         (fp8.activate_backward, (x.bfloat16(), x.bfloat16(), scale, scale, "silu", True)),
         (fp8.activate_backward, (x.bfloat16(), x.bfloat16(), scale, scale, "silu", False)),
-        (fp8.matmul, (fp8.cast(x, scale, fp8.E4M3)[0], fp8.cast(x, scale, fp8.E4M3)[0], scale, scale, None, True)),
+        (fp8.matmul, (fp8.cast(x, scale, fp8.E4M3)[0], fp8.cast(x, scale, fp8.E4M3)[0], scale, scale, None)),
         (fp8.loss_gradients, (x.bfloat16(), targets, -100, 0.1, 0.1, 16)),
     ):
         torch.library.opcheck(operator, given, test_utils="test_faketensor")

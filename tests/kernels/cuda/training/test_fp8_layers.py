@@ -157,7 +157,14 @@ def test_attention_of_odd_widths_is_left_as_it_is():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"position": c.Rotary()}, {"attention": c.Attention(n_heads=3, d_head=16, qk_norm=c.LayerNorm())}]
+    "changes",
+    [
+        {},
+        {"position": c.Rotary()},
+        {"position": c.QueryKeyPosition()},
+        {"attention": c.Attention(n_heads=3, d_head=16, qk_norm=c.LayerNorm())},
+        {"attention": c.Attention(n_heads=6, n_kv_heads=2, d_head=16, d_value=32, bias=False)},
+    ],
 )
 def test_attention_in_8_bits_is_near_the_exact_one(changes):
     """Queries, keys and values err by 0.051 of theirs, scores of about 1 so by 0.07, the output by all of these."""

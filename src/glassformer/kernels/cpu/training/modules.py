@@ -49,11 +49,6 @@ class NativeDense(Dense):
         return feed_forward(x, self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.tanh)
 
 
-def dense_spec(config: c.ModelConfig) -> c.Dense | c.Gated | c.NoFeedForward:
-    """Return the feed-forward of a model, or of one of its experts."""
-    return config.feedforward.expert if isinstance(config.feedforward, c.MoE) else config.feedforward
-
-
 def attention_replacements(model: Model) -> Iterator[Replacement]:
     """Yield every attention of a model, cross-attention included."""
     yield from (Replacement(m, NativeAttention) for m in model.modules() if type(m) is Attention)
@@ -61,7 +56,8 @@ def attention_replacements(model: Model) -> Iterator[Replacement]:
 
 def dense_replacements(model: Model) -> Iterator[Replacement]:
     """Yield the dense feed-forwards of a model, experts included."""
-    spec = dense_spec(model.config)
+    part = model.config.feedforward
+    spec = part.expert if isinstance(part, c.MoE) else part
     assert isinstance(spec, c.Dense)
     attributes = {"tanh": spec.activation == "gelu_tanh"}
     yield from (Replacement(m, NativeDense, attributes) for m in model.modules() if type(m) is Dense)

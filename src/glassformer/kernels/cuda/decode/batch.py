@@ -9,27 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.kernels.cuda.decode import library
-from glassformer.kernels.cuda.decode.library import CudaDecodeError
-from glassformer.kernels.cuda.decode.pack import (
-    ENDLESS,
-    kernel_sizes,
-    position_tables,
-    stacked_weights,
-    unsupported_config,
-)
+from glassformer.kernels.cuda.decode.pack import ENDLESS, kernel_sizes, position_tables, source, stacked_weights
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
+from glassformer.model.cache import Cache
 from glassformer.model.layers import ACTIVATIONS
 from glassformer.shapes import Float, Int
 
 WARPS = {"advance": 24, "attend": 4, "choose": 32}
 """Warps of 32 threads in a block of each kernel."""
-ROUNDS = 2
-"""Keys that each group of threads of `attend` loads ahead of their use."""
 SHARES = {"w_out": 1, "w_down": 4}
 """Split-K: partial sums of a matmul that stay separate: `advance` adds them as it reads them."""
-PARTS = (*library.SHARED, "batch.cu")
 TENSORS = (
     "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "position_table", "cosines", "sines", "weight",
     "bias", "delta_bias", "stream", "normed", "keys", "values", "mixed",
@@ -48,38 +38,21 @@ class Arguments(ctypes.Structure):
 
 def batch_sizes(model: DecoderLM, dtype: torch.dtype, kernel: str) -> dict[str, int]:
     """Return the macros that a kernel is compiled with."""
-    return {
-        **kernel_sizes(model, dtype, WARPS[kernel]),
-        "ROUNDS": ROUNDS,
-        "COLUMNS": _columns(model.config.vocab_size),
-    }
-
-
-def kernel_texts(model: DecoderLM, dtype: torch.dtype) -> dict[str, str]:
-    """Return the source of each kernel for a model."""
-    return {name: library.source(batch_sizes(model, dtype, name), PARTS) for name in WARPS}
-
-
-def _columns(vocab: int) -> int:
-    """Return the row length of the logits: rows of 50,257 would not be aligned for matmuls and 16-byte loads."""
-    return -(-vocab // 8) * 8
+    columns = -(-model.config.vocab_size // 8) * 8  # rows of 50,257 would not be aligned for matmuls and 16-byte loads
+    return {**kernel_sizes(model, dtype, WARPS[kernel]), "COLUMNS": columns}
 
 
 class CudaBatch:
     """The KV caches of `rows` sequences of at most `capacity` tokens, and the step that extends them together."""
 
     user: "weakref.ref[Any] | None" = None
-    """The session that this belongs to."""
+    """The generation that this belongs to."""
 
-    def __init__(self, model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype):
         cfg = model.config
-        reason = unsupported_config(cfg)
-        if reason is not None:
-            raise CudaDecodeError(f"{reason}: use engine='torch'.")
         assert isinstance(cfg, c.DecoderConfig)
-        self.config, self.device, self.rows, self.dtype = cfg, model.device, rows, dtype
-        self.capacity = min(capacity, cfg.max_len or capacity)
-        self.held = {**stacked_weights(model, dtype), **position_tables(model, self.capacity)}
+        self.config, self.device, self.rows, self.dtype, self.capacity = cfg, model.device, rows, dtype, capacity
+        self.held = {**stacked_weights(model, dtype), **position_tables(model, capacity)}
         self.sizes = batch_sizes(model, dtype, "attend")
         biases = ("b_qkv", "b_up") if self.sizes["BIASED"] else ()
         self.biases = {name: self.held[name].to(dtype) for name in biases}
@@ -87,7 +60,8 @@ class CudaBatch:
         self.head = F.pad(self.held["head"], (0, 0, 0, spare))
         has_bias = model.head is not None and model.head.bias is not None
         self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if has_bias else None
-        self.texts, self.limit = kernel_texts(model, dtype), cfg.max_len or 2**30
+        sizes = {name: batch_sizes(model, dtype, name) for name in WARPS}
+        self.texts = {name: source(sizes[name], ("batch.cu",)) for name in WARPS}
         stored = (cfg.n_layers, rows, cfg.n_kv_heads, self.capacity)
 
         def new(*shape: int, kind: torch.dtype = dtype) -> Tensor:
@@ -101,38 +75,34 @@ class CudaBatch:
         self.history = new(rows, self.capacity + 1, kind=torch.int32)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def refresh(self, model: DecoderLM) -> None:
-        """Copy the present weights of the model to the same addresses, where the captured graph reads them."""
-        new = stacked_weights(model, self.dtype)
-        for name, held in self.held.items():
-            if isinstance(new.get(name), Tensor):
-                held.copy_(new[name])
-        for name, bias in self.biases.items():
-            bias.copy_(new[name])
-        self.head[: self.config.vocab_size].copy_(new["head"])
-        if self.head_bias is not None:
-            self.head_bias[: self.config.vocab_size].copy_(new["head_bias"])
-
-    def take(self, rows: list[int], length: int, kept: list[tuple[Tensor, Tensor]]) -> None:
-        """Take over prompts of one length that torch has read except for their last token: k, v (n,G,S,K) per layer."""
-        for layer, (k, v) in enumerate(kept):
-            self.keys[layer, rows, :, :length] = k.to(self.dtype)
-            self.values[layer, rows, :, :length] = v.to(self.dtype)
-        self.lengths[rows] = length
-
-    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> Int[Tensor, "B N"]:
-        """Return the `count` tokens after the given ones, each the most likely. Nothing waits for the GPU."""
-        self.tokens.copy_(tokens)
-        at = self.lengths[:, None].long() + torch.arange(1, count + 1, device=self.device)
-        for _ in range(count):
-            self._run()
-        return self.history.gather(1, at)
+    def take(self, filled: Cache) -> None:
+        """Continue from what the cache of prompts holds. They are padded on the left there, and not here."""
+        layers: list[Any] = list(filled.layers)
+        padding = [0] * self.rows if filled.real is None else (~filled.real).sum(1).tolist()
+        for first in set(padding):
+            rows = [row for row, skipped in enumerate(padding) if skipped == first]
+            length = filled.length - first
+            for number, layer in enumerate(layers):
+                self.keys[number, rows, :, :length] = layer.k[rows, :, first : filled.length].to(self.dtype)
+                self.values[number, rows, :, :length] = layer.v[rows, :, first : filled.length].to(self.dtype)
+            self.lengths[rows] = length
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Return the logits after one more token per sequence."""
         self.tokens.copy_(tokens)
         self._run()
         return self.logits[:, : self.config.vocab_size].float()
+
+    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> tuple[Int[Tensor, "N B"], Float[Tensor, "B V"]]:
+        """Return the `count` tokens after the given ones, each the most likely, and the last logits."""
+        self.tokens.copy_(tokens)
+        at = self.lengths[:, None].long() + torch.arange(1, count + 1, device=self.device)
+        for _ in range(count):  # nothing waits for the GPU
+            self._run()
+        return self.history.gather(1, at).T, self.logits[:, : self.config.vocab_size]
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        raise NotImplementedError  # the registry refuses beam search
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -192,10 +162,8 @@ class CudaBatch:
             up, gate = self._linear(self.normed, weight, "b_up", layer).chunk(2, -1)
             return ACTIVATIONS[feed.activation](gate) * up
         if feed.activation == "gelu_tanh" and self.biases and self.device.type == "cuda":
-            given = (self.biases["b_up"][layer], self.normed, weight.T)
-            fused: Tensor = torch._addmm_activation(
-                *given, use_gelu=True
-            )  # the GELU of cuBLAS is the tanh approximation
+            # the GELU of cuBLAS is the tanh approximation
+            fused: Tensor = torch._addmm_activation(self.biases["b_up"][layer], self.normed, weight.T, use_gelu=True)
             return fused
         return ACTIVATIONS[feed.activation](self._linear(self.normed, weight, "b_up", layer))
 

@@ -1,5 +1,6 @@
 """One sequence on a GPU: the weights in the layout of the persistent kernel, the KV cache, and the launches."""
 
+import ctypes
 import weakref
 from functools import cache
 from typing import Any
@@ -8,25 +9,35 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.kernels.cuda.decode import library
-from glassformer.kernels.cuda.decode.library import CudaDecodeError
-from glassformer.kernels.cuda.decode.pack import (
-    ENDLESS,
-    kernel_sizes,
-    position_tables,
-    stacked_weights,
-    unsupported_config,
-)
+from glassformer.kernels.cuda.decode.pack import ENDLESS, kernel_sizes, position_tables, source, stacked_weights
 from glassformer.kernels.cuda.decode.stream import MEMORY, Layout, fill
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
+from glassformer.model.cache import Cache
 from glassformer.shapes import Float, Int
 
 WARPS = 15
 """Warps of 32 threads in each block that compute; one more warp fetches weights."""
 NEIGHBOURS = 8
 """Blocks of a cluster: 8 is the largest portable cluster size."""
+PARTS = ("cluster.cuh", "stream.cuh", "heads.cuh", "decode.cu")
+TENSORS = (
+    "tokens", "windows", "weights", "table", "position_table", "cosines", "sines", "norm_a", "norm_a_bias", "norm_f",
+    "norm_f_bias", "last_norm", "last_norm_bias", "b_out", "b_down", "keys", "values", "lines", "best", "logits",
+)  # fmt: skip
+"""The pointers of `struct Arguments` (heads.cuh), in order."""
 PROBE = 'extern "C" __global__ void probe(int) {}'
+
+
+class Arguments(ctypes.Structure):
+    """The argument of the kernel, passed by value."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in TENSORS),
+        *((name, ctypes.c_float) for name in ("embed_scale", "scale", "head_scale", "eps")),
+        *((name, ctypes.c_int32) for name in ("position", "count", "capacity")),
+        ("tag", ctypes.c_uint32),
+    ]
 
 
 def unsupported_device(config: c.ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -45,47 +56,28 @@ def _clusters(device: int) -> int:
     return nvrtc.kernel(PROBE, "probe", device, MEMORY - 1024).most_clusters(NEIGHBOURS, 32 * (WARPS + 1))
 
 
-def layout_for(model: DecoderLM, dtype: torch.dtype, clusters: int | None = None) -> Layout:
-    """Return how the weights are distributed over the blocks; by default over as many clusters as the GPU runs."""
-    assert isinstance(model.config, c.DecoderConfig)
-    return Layout(model.config, dtype, clusters or _clusters(model.device.index or 0), NEIGHBOURS, WARPS)
-
-
-def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
-    """Return the source of the kernel for a model."""
-    return library.source({**kernel_sizes(model, dtype, WARPS), **layout_for(model, dtype).macros})
-
-
 class CudaDecoder:
     """The KV cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
 
     user: "weakref.ref[Any] | None" = None
-    """The session that this belongs to."""
+    """The generation that this belongs to."""
 
-    def __init__(
-        self,
-        model: DecoderLM,
-        capacity: int | None = None,
-        clusters: int | None = None,
-        dtype: torch.dtype = torch.bfloat16,
-    ):
+    def __init__(self, model: DecoderLM, sequences: int, capacity: int, dtype: torch.dtype):
         cfg = model.config
-        reason = unsupported_config(cfg)
-        if reason is not None:
-            raise CudaDecodeError(f"{reason}: use engine='torch'.")
         assert isinstance(cfg, c.DecoderConfig)
-        self.config, self.device, self.dtype = cfg, model.device, dtype
-        self.capacity = min(capacity or cfg.max_len or 1024, cfg.max_len or (capacity or 1024))
-        self.limit = cfg.max_len or 2**30
-        self.layout = layout_for(model, dtype, clusters)
+        assert sequences == 1
+        self.config, self.device, self.dtype, self.capacity = cfg, model.device, dtype, capacity
+        self.layout = Layout(cfg, dtype, _clusters(model.device.index or 0), NEIGHBOURS, WARPS)
         self.sizes = {**kernel_sizes(model, dtype, WARPS), **self.layout.macros}
-        self.text = library.source(self.sizes)
+        self.text = source(self.sizes, PARTS)
         self.position, self.tag = 0, 0
-        self.tokens = torch.zeros(self.capacity + 1, dtype=torch.int32, device=self.device)
+        self.tokens = torch.zeros(capacity + 1, dtype=torch.int32, device=self.device)
         self.logits = torch.zeros(cfg.vocab_size, device=self.device)
-        self.given = {**self._buffers(), **position_tables(model, self.capacity)}
-        self.head_scale = 1.0
-        self.refresh(model)
+        held = stacked_weights(model, dtype)
+        self.given = {**self._buffers(), **position_tables(model, capacity)}
+        self.given |= {name: held[name] for name in TENSORS if name in held}
+        fill(self.given["weights"], self.layout, held)
+        self.head_scale = held["head_scale"]
 
     def _buffers(self) -> dict[str, Tensor]:
         cfg, m = self.config, self.layout.macros
@@ -105,48 +97,43 @@ class CudaDecoder:
             "windows": torch.tensor(windows, dtype=torch.int32, device=self.device),
         }  # fmt: skip
 
-    def refresh(self, model: DecoderLM) -> None:
-        """Copy the present weights of the model."""
-        held = stacked_weights(model, self.dtype)
-        fill(self.given["weights"], self.layout, held)
-        self.given.update({name: held[name] for name in library.TENSORS if name in held})
-        self.head_scale = held["head_scale"]
+    def take(self, filled: Cache) -> None:
+        """Continue from what the cache of a prompt holds."""
+        layers: list[Any] = list(filled.layers)
+        for number, layer in enumerate(layers):
+            for name, held in (("keys", layer.k), ("values", layer.v)):
+                self.given[name][number, :, : filled.length] = held[0, :, : filled.length]
+        self.position = filled.length
 
-    def take(self, tokens: list[int], kept: list[tuple[Tensor, Tensor]]) -> None:
-        """Take over a prompt that torch has read except for its last token: keys and values (G, S, K) per layer."""
-        for layer, (k, v) in enumerate(kept):
-            self.given["keys"][layer, :, : k.shape[1]] = k
-            self.given["values"][layer, :, : v.shape[1]] = v
-        self.tokens[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=self.device)
-        self.position = len(tokens) - 1
+    def step(self, tokens: Int[Tensor, "1"]) -> Float[Tensor, "1 V"]:
+        """Return the logits after one more token."""
+        self._run(tokens, 1)
+        return self.logits[None].clone()
 
-    def greedy(self, count: int) -> Int[Tensor, "N"]:
-        """Return the next `count` tokens, each the most likely, in one launch."""
-        if self.position + count > self.capacity:
-            raise CudaDecodeError(f"the cache holds {self.capacity} tokens: {count} more do not fit.")
+    def greedy(self, tokens: Int[Tensor, "1"], count: int) -> tuple[Int[Tensor, "N 1"], Float[Tensor, "1 V"]]:
+        """Return the `count` tokens after the given one, each the most likely, and the last logits. One launch."""
+        self._run(tokens, count)
+        return self.tokens[self.position + 1 - count : self.position + 1, None], self.logits[None]
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        raise NotImplementedError  # the registry refuses beam search
+
+    def _run(self, tokens: Int[Tensor, "1"], count: int) -> None:
+        assert self.position + count <= self.capacity
+        self.tokens[self.position] = tokens[0]
         self._launch(count)
-        start = self.position + 1
         self.position += count
-        return self.tokens[start : start + count]
-
-    def step(self, token: int | None = None) -> Float[Tensor, "V"]:
-        """Return the logits after the last token. `token` replaces the most likely one that the kernel has written."""
-        if token is not None:
-            self.tokens[self.position] = token
-        self.greedy(1)
-        return self.logits
 
     def _launch(self, count: int) -> None:
-        assert self.device.type == "cuda"
         ring = self.sizes["RING"] * self.sizes["STAGE"]
         kernel = nvrtc.kernel(self.text, "decode", self.device.index or 0, ring)
         kernel.launch(self.arguments(count), self.layout.blocks, 32 * (WARPS + 1), together=True, cluster=NEIGHBOURS)
 
-    def arguments(self, count: int) -> library.Arguments:
+    def arguments(self, count: int) -> Arguments:
         """Return the argument for `count` tokens from the present position. Every exchange has a new tag."""
-        cfg, given = self.config, library.Arguments()
+        cfg, given = self.config, Arguments()
         held = {**self.given, "tokens": self.tokens, "logits": self.logits}
-        for name in library.TENSORS:
+        for name in TENSORS:
             setattr(given, name, held[name].data_ptr())
         given.embed_scale, given.scale, given.head_scale = cfg.embedding.scale, cfg.scale, self.head_scale
         given.eps = getattr(cfg.norm, "eps", 1e-5)

@@ -32,9 +32,7 @@ __device__ inline void load_qkv(
 
 struct CachedKV { Pack key, value; };
 
-#ifndef ROUNDS
 #define ROUNDS 2  // times SLOTS keys are loaded ahead of their use
-#endif
 
 // Load a thread's 16 bytes of the key and value at position `at`, if `at` < `last`.
 __device__ inline void load_kv(CachedKV& cached, const Stored* keys, const Stored* values, int at, int last) {

@@ -1,6 +1,8 @@
 """A model as the CUDA kernels read it: matrices of all layers stacked, position tables, sizes as macros."""
 
+from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,16 +11,18 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.kernels import decode_support
 from glassformer.kernels.decode_support import ACTIVATIONS
+from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
 from glassformer.model.layers import LayerNorm
 from glassformer.model.positions import Learned, Rotary, Sinusoidal
-from glassformer.shapes import Float
 
 ENDLESS = 2**30
 """The window of a layer without a window."""
-
-
+DTYPES = {"float32": torch.float32, "float16": torch.float32, "bfloat16": torch.bfloat16}
+"""The dtypes in which the kernels keep weights of each precision."""
+SHARED = ("sizes.cuh", "machine.cuh", "rows.cuh", "keys.cuh")
+"""The parts of the source that both kinds of kernels begin with."""
 ALLOWED = dict(decode_support.ALLOWED)
 """The config fields that the CUDA kernels implement."""
 
@@ -38,6 +42,11 @@ def unsupported_config(config: c.ModelConfig) -> str | None:
             "4,096 and 8,192"
         )
     return None
+
+
+def source(sizes: Mapping[str, int], parts: tuple[str, ...], instead: Mapping[str, str] | None = None) -> str:
+    """Return the source for a model of these sizes. `instead` replaces parts, for the emulation in tests."""
+    return nvrtc.source(Path(__file__).parent, (*SHARED, *parts), sizes, instead)
 
 
 def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
@@ -72,48 +81,34 @@ def _biased(model: DecoderLM) -> bool:
 @torch.no_grad()
 def stacked_weights(model: DecoderLM, dtype: torch.dtype) -> dict[str, Any]:
     """Matrices of all layers stacked, in `dtype`; norms and biases in float32, a missing bias as zeros."""
-    blocks = [block for block in model.blocks if isinstance(block, Block)]
 
-    def stacked(*names: str) -> Tensor:
-        modules: list[list[Any]] = [[block.get_submodule(name) for name in names] for block in blocks]
-        rows = [torch.cat([module.weight for module in row]) for row in modules]
-        return torch.stack(rows).to(dtype).contiguous()
+    def stacked(what: str, *names: str) -> Tensor:
+        """Return the weight or bias of modules of all blocks (L, n, ...), modules of one block one below the other."""
 
-    def shifts(*names: str) -> Tensor:
-        def one(block: Block, name: str) -> Tensor:
-            module: Any = block.get_submodule(name)
-            bias = getattr(module, "bias", None)
-            return module.weight.new_zeros(module.weight.shape[0]) if bias is None else bias
+        def one(module: Any) -> Tensor:
+            held: Tensor | None = getattr(module, what, None)
+            return module.weight.new_zeros(len(module.weight)) if held is None else held
 
-        return torch.stack([torch.cat([one(block, name) for name in names]) for block in blocks]).float().contiguous()
+        blocks = (block for block in model.blocks if isinstance(block, Block))
+        return torch.stack([torch.cat([one(block.get_submodule(name)) for name in names]) for block in blocks])
 
     assert model.head is not None
     gated = isinstance(model.config.feedforward, c.Gated)
-    projections = ("attention.q", "attention.k", "attention.v")
-    ups = ("feedforward.up", "feedforward.gate") if gated else ("feedforward.up",)
+    matrices = {
+        "qkv": ("attention.q", "attention.k", "attention.v"), "out": ("attention.o",),
+        "up": ("feedforward.up", "feedforward.gate") if gated else ("feedforward.up",), "down": ("feedforward.down",),
+    }  # fmt: skip
+    norms = {"norm_a": "norm_attention", "norm_f": "norm_feedforward"}
     last: Any = model.decoder.norm
-    zeros = last.weight.new_zeros(1).float()
-    table = model.embed.tokens.weight
+    table, zeros = model.embed.tokens.weight, last.weight.new_zeros(1)
     return {
         "table": table.to(dtype).contiguous(),
         "head": (table if model.head.weight is None else model.head.weight).to(dtype).contiguous(),
-        "head_bias": zeros if model.head.bias is None else model.head.bias.float(), "head_scale": model.head.scale,
-        "norm_a": _norms(blocks, "norm_attention", "weight"),
-        "norm_a_bias": _norms(blocks, "norm_attention", "bias"),
-        "norm_f": _norms(blocks, "norm_feedforward", "weight"),
-        "norm_f_bias": _norms(blocks, "norm_feedforward", "bias"),
+        "head_bias": (zeros if model.head.bias is None else model.head.bias).float(), "head_scale": model.head.scale,
         "last_norm": last.weight.float().contiguous(),
-        "last_norm_bias": zeros if getattr(last, "bias", None) is None else last.bias.float().contiguous(),
-        "w_qkv": stacked(*projections), "b_qkv": shifts(*projections),
-        "w_out": stacked("attention.o"), "b_out": shifts("attention.o"),
-        "w_up": stacked(*ups), "b_up": shifts(*ups),
-        "w_down": stacked("feedforward.down"), "b_down": shifts("feedforward.down"),
+        "last_norm_bias": (zeros if last.bias is None else last.bias).float().contiguous(),
+        **{name: stacked("weight", norm).float() for name, norm in norms.items()},
+        **{f"{name}_bias": stacked("bias", norm).float() for name, norm in norms.items()},
+        **{f"w_{name}": stacked("weight", *modules).to(dtype) for name, modules in matrices.items()},
+        **{f"b_{name}": stacked("bias", *modules).float() for name, modules in matrices.items()},
     }  # fmt: skip
-
-
-def _norms(blocks: list[Block], name: str, what: str) -> Float[Tensor, "L D"]:
-    """Return the weight or bias of a norm in every layer; zeros if it has none."""
-    norms: list[Any] = [block.get_submodule(name) for block in blocks]
-    found = [getattr(norm, what, None) for norm in norms]
-    rows = [n.weight.new_zeros(n.weight.shape) if t is None else t for n, t in zip(norms, found, strict=True)]
-    return torch.stack(rows).float().contiguous()

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.kernels.cuda.training.operator import operator
 from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import Model
@@ -36,6 +37,10 @@ mean of each query; barriers."""
 BUSY = {1024: 0.55, 2048: 0.75}
 """Longest sequence: least share of the GPU's blocks that must have work. From there on it was measured to be at least
 13 % faster than cuDNN's backward pass. At 4096 positions it is 4 % faster with 95 % busy, and is not used."""
+
+
+_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_gradient_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Arguments(ctypes.Structure):
@@ -106,59 +111,27 @@ def supports_call(batch: int, time: int, heads: int, width: int, device: torch.d
     return least is not None and shares(batch * heads, time, blocks()).busy >= least
 
 
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
 def _by_head(tensors: Iterable[Tensor], heads: int) -> list[Tensor]:
-    """Return tensors (B,T,HK) as (B,T,H,K)."""
-    return [t.unflatten(-1, (heads, -1)) for t in tensors]
+    """Return tensors (B,T,HK) as (B,H,T,K)."""
+    return [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in tensors]
 
 
-def _patterns(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return p (B,H,T,T) and the logsumexp of the scores (B,H,T), in float32 or wider."""
-    s = scale * torch.einsum("bthk,bshk->bhts", _wide(q), _wide(k))
-    s = s.masked_fill(torch.ones_like(s[0, 0], dtype=torch.bool).triu(1), float("-inf"))
-    return s.softmax(-1), s.logsumexp(-1)
+def _by_token(t: Tensor) -> Tensor:
+    """Return a tensor (B,H,T,K) as (B,T,HK)."""
+    return t.transpose(1, 2).flatten(2)
 
 
-@torch.library.custom_op("glassformer::causal", mutates_args=())
+def _forward_on_gpu(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, logs, *_ = attention(*_by_head(qkv, heads), None, True, 0.0, True, False, scale=scale)
+    return _by_token(out), logs.view(out.shape[:3])
+
+
+@operator(_forward_on_gpu)
 def forward(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
     """Return o (B,T,HK) and the logsumexp of the scores (B,H,T)."""
-    q, k, v = _by_head(qkv, heads)
-    p, logs = _patterns(q, k, scale)
-    return torch.einsum("bhts,bshk->bthk", p, _wide(v)).flatten(2).to(q.dtype), logs
-
-
-@forward.register_fake
-def _(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
-    B, T, N = qkv[0].shape
-    out = qkv[0].new_empty(B, T, N)
-    return out, qkv[0].new_empty((B, heads, T), dtype=torch.promote_types(out.dtype, torch.float32))
-
-
-@forward.register_kernel("cuda")
-def _(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
-    q, k, v = (t.transpose(1, 2) for t in _by_head(qkv, heads))
-    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-    out, logs, *_ = attention(q, k, v, None, True, 0.0, True, False, scale=scale)
-    return out.transpose(1, 2).flatten(2), logs.view(out.shape[:3])
-
-
-@torch.library.custom_op("glassformer::causal_gradient", mutates_args=())
-def backward(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
-    """Return the gradients of queries, keys and values, stacked (3,B,T,HK)."""
-    q, k, v, o, do = map(_wide, _by_head((*qkv, out, d_out), heads))
-    p = _patterns(q, k, scale)[0]
-    dv = torch.einsum("bhts,bthk->bshk", p, do)
-    ds = p * (torch.einsum("bthk,bshk->bhts", do, v) - torch.einsum("bthk,bthk->bht", o, do)[..., None])
-    dq, dk = scale * torch.einsum("bhts,bshk->bthk", ds, k), scale * torch.einsum("bhts,bthk->bshk", ds, q)
-    return torch.stack([t.flatten(2).to(out.dtype) for t in (dq, dk, dv)])
-
-
-@backward.register_fake
-def _(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
-    return out.new_empty(3, *out.shape)
+    out, logs = _on_cpu(*_by_head(qkv, heads), 0.0, True, scale=scale)
+    return _by_token(out), logs.contiguous()
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -175,8 +148,7 @@ def matrices(qkv: list[Tensor], d_out: Tensor, d_qkv: Tensor) -> dict[str, tuple
     return copied | {name: (t.flatten(0, 1), WIDTH) for name, t in outputs}
 
 
-@backward.register_kernel("cuda")
-def _(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+def _backward_on_gpu(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
     qkv, out, d_out = [_rows(t) for t in qkv], out.contiguous(), d_out.contiguous()
     B, T, _ = out.shape
     d_qkv, device, count = out.new_empty(3, *out.shape), out.device, B * heads
@@ -201,6 +173,13 @@ def _(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, s
     if split:
         nvrtc.kernel(source(), "finish_queries", index, STAGING).launch(argument, split * (T // TILE), 256)
     return d_qkv
+
+
+@operator(_backward_on_gpu)
+def backward(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+    """Return the gradients of queries, keys and values, stacked (3,B,T,HK)."""
+    q, k, v, o, do = _by_head((*qkv, out, d_out), heads)
+    return torch.stack([_by_token(t) for t in _gradient_on_cpu(do, q, k, v, o, logs, 0.0, True, scale=scale)])
 
 
 class _Causal(torch.autograd.Function):
@@ -235,8 +214,8 @@ def attend(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    out: Tensor = _Causal.apply(H, scale, *(t.transpose(1, 2).flatten(2) for t in (q, k, v)))
-    return out.unflatten(-1, (H, K)).transpose(1, 2)
+    out: Tensor = _Causal.apply(H, scale, *map(_by_token, (q, k, v)))
+    return _by_head([out], H)[0]
 
 
 def replacements(model: Model) -> Iterator[Replacement]:

@@ -3,20 +3,16 @@
 typedef unsigned char u8;
 
 #ifdef __CUDACC__
-__device__ inline u32 four_e4m3(float a, float b, float c, float d) {
-    u32 all;
-    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n}"
-        : "=r"(all) : "f"(a), "f"(b), "f"(c), "f"(d));
-    return all;
-}
-__device__ inline u32 four_e5m2(float a, float b, float c, float d) {
-    u32 all;
-    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\ncvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n}"
-        : "=r"(all) : "f"(a), "f"(b), "f"(c), "f"(d));
-    return all;
-}
+#define FOUR(name, format)                                                                                          \
+    __device__ inline u32 name(float a, float b, float c, float d) {                                                \
+        u32 all;                                                                                                    \
+        asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite." format "x2.f32 low, %2, %1;\n"                            \
+            "cvt.rn.satfinite." format "x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"                          \
+            : "=r"(all) : "f"(a), "f"(b), "f"(c), "f"(d));                                                          \
+        return all;                                                                                                 \
+    }
+FOUR(four_e4m3, "e4m3")
+FOUR(four_e5m2, "e5m2")
 #else
 #include "emulated_float8.h"
 #endif

@@ -20,28 +20,29 @@ Infinite values become NaN and stay visible.
 
 The tensor cores of a GPU read both operands along the summed dimension. Weight gradients sum over tokens, so their
 operands are needed transposed, and casts write both layouts. The functions here define what fp8_cuda.py does in one
-pass on a GPU (test_fp8_cuda.py compares them); on a CPU they run in tests only. Each is an operator of its own
-(`torch.library.custom_op`), which torch.compile calls as it is and a CUDA graph can capture: none waits for the device.
+pass on a GPU (test_fp8_cuda.py compares them); on a CPU they run in tests only. None waits for the device.
 """
-
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.kernels.cuda.training import fp8_cuda, loss
+from glassformer.kernels.cuda.training.fp8_cuda import E4M3, E5M2, GRADIENT_SCALE, MULTIPLE
+from glassformer.kernels.cuda.training.operator import operator
+from glassformer.model.layers import ACTIVATIONS
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
-MULTIPLE = 16
-"""Every dimension of a float8 matmul on a GPU must be a multiple of this."""
-FAST = {"forward": True, "inputs": True, "weights": True}
-"""True if a kind of matmul may sum in the short accumulator of the tensor core: forward, input and weight gradients."""
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-60, 2.0**60
-GRADIENT_SCALE = 2.0**-14
-"""Scale of the gradient with respect to the logits, which lies within [-1, 1] without a z-loss."""
-GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+SLOPES = {
+    "relu": lambda y: (y > 0).to(y.dtype),
+    "relu2": lambda y: 2 * y.relu(),
+    "silu": lambda y: torch.ops.aten.silu_backward(torch.ones_like(y), y),
+    "gelu_tanh": lambda y: torch.ops.aten.gelu_backward(torch.ones_like(y), y, approximate="tanh"),
+    "gelu": lambda y: torch.ops.aten.gelu_backward(torch.ones_like(y), y),
+    "tanh": lambda y: 1 - y.tanh().square(),
+}
+"""Derivatives of the activations."""
 
 
 def mean_square(x: Tensor) -> Tensor:
@@ -71,50 +72,17 @@ def quantise(x: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
     return (y.clamp(-limit, limit) + 0 * y).to(dtype)  # infinity times zero is NaN
 
 
-def activation(y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Return (value, derivative) of an activation in float32."""
-    match kind:
-        case "relu":
-            return y.relu(), (y > 0).float()
-        case "relu2":
-            return y.relu().square(), 2 * y.relu()
-        case "silu":
-            s = y.sigmoid()
-            return y * s, s * (1 + y * (1 - s))
-        case "gelu_tanh":  # y (1 + tanh(u)) / 2 = y sigmoid(2 u)
-            s = (GELU_SLOPE * (y + GELU_CUBIC * y * y * y)).sigmoid()
-            return y * s, s + y * s * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBIC * y * y)
-        case "gelu":
-            cdf = 0.5 * (1 + torch.erf(y * math.sqrt(0.5)))
-            return y * cdf, cdf + y * torch.exp(-0.5 * y * y) * (1 / math.sqrt(2 * math.pi))
-        case "tanh":
-            t = y.tanh()
-            return t, 1 - t * t
-        case _:
-            raise AssertionError(kind)
-
-
 def _transposed(x: Tensor) -> Tensor:
     """Return the transpose as a contiguous copy, also for a single row."""
     return x.T.clone(memory_format=torch.contiguous_format)
 
 
-# The operators: each with its definition, and with the shapes of its results for torch.compile.
-
-
-@torch.library.custom_op("glassformer::fp8_square_parts", mutates_args=())
+@operator(fp8_cuda.square_parts)
 def square_parts(tensors: list[Tensor], sampled: bool) -> Tensor:
-    """Return partial sums of the mean square, one row per tensor. A GPU writes many, which torch.compile adds up where
-    it needs the sum."""
+    """Return parts of the mean square, one row per tensor, which torch.compile adds up where it needs the sum."""
     large = [sampled and t.numel() >= fp8_cuda.SAMPLED_FROM for t in tensors]
     squares = [mean_square(sample(t) if some else t) for t, some in zip(tensors, large, strict=True)]
-    return torch.stack(squares)[:, None]
-
-
-@square_parts.register_fake
-def _(tensors: list[Tensor], sampled: bool) -> Tensor:
-    parts = fp8_cuda.PARTS if tensors[0].is_cuda else 1
-    return tensors[0].new_empty(len(tensors), parts, dtype=torch.float32)
+    return F.pad(torch.stack(squares)[:, None], (0, fp8_cuda.PARTS - 1))
 
 
 def mean_squares(tensors: list[Tensor], sampled: bool) -> Tensor:
@@ -122,7 +90,7 @@ def mean_squares(tensors: list[Tensor], sampled: bool) -> Tensor:
     return square_parts(tensors, sampled).sum(1)
 
 
-@torch.library.custom_op("glassformer::fp8_cast_all", mutates_args=())
+@operator(fp8_cuda.cast_all)
 def cast_all(
     parts: list[Tensor], scale: Tensor, dtype: torch.dtype, side_by_side: bool, rows: int | None
 ) -> tuple[Tensor, Tensor]:
@@ -136,83 +104,45 @@ def cast_all(
     return x8, _transposed(x8)
 
 
-@cast_all.register_fake
-def _(
-    parts: list[Tensor], scale: Tensor, dtype: torch.dtype, side_by_side: bool, rows: int | None
-) -> tuple[Tensor, Tensor]:
-    total, (down, across) = sum(x.shape[int(side_by_side)] for x in parts), parts[0].shape
-    down, across = (down, total) if side_by_side else (total if rows is None else rows, across)
-    return scale.new_empty(down, across, dtype=dtype), scale.new_empty(across, down, dtype=dtype)
-
-
 def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return a matrix in float8, row-major and transposed."""
     return cast_all([x], scale, dtype, False, None)
 
 
-@torch.library.custom_op("glassformer::fp8_transpose", mutates_args=())
+@operator(fp8_cuda.transpose)
 def transpose(x: Tensor) -> Tensor:
     """Return the transpose of a float8 matrix as a contiguous copy."""
     return _transposed(x)
 
 
-@transpose.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], x.shape[0])
-
-
-@torch.library.custom_op("glassformer::fp8_activate", mutates_args=())
+@operator(fp8_cuda.activate)
 def activate(pre: Tensor, scale: Tensor, kind: str) -> Tensor:
     """Return activation(pre) in e4m3."""
-    return quantise(activation(pre.float(), kind)[0], scale, E4M3)
+    return quantise(ACTIVATIONS[kind](pre.float()), scale, E4M3)
 
 
-@activate.register_fake
-def _(pre: Tensor, scale: Tensor, kind: str) -> Tensor:
-    return pre.new_empty(pre.shape, dtype=E4M3)
-
-
-@torch.library.custom_op("glassformer::fp8_activate_backward", mutates_args=())
+@operator(fp8_cuda.activate_backward)
 def activate_backward(
     d_post: Tensor, pre: Tensor, scale: Tensor, post_scale: Tensor, kind: str, summed: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four tensors: the gradient of pre in e5m2, its transpose, activation(pre) in e4m3 transposed, and the
     float32 sum of the gradient over rows (empty unless `summed`)."""
-    post, slope = activation(pre.float(), kind)
-    d_pre = d_post.float() * slope
+    post, d_pre = ACTIVATIONS[kind](pre.float()), d_post.float() * SLOPES[kind](pre.float())
     d_pre8 = quantise(d_pre, scale, E5M2)
     sums = d_pre.sum(0) if summed else d_pre.new_empty(0)
     return d_pre8, _transposed(d_pre8), _transposed(quantise(post, post_scale, E4M3)), sums
 
 
-@activate_backward.register_fake
-def _(
-    d_post: Tensor, pre: Tensor, scale: Tensor, post_scale: Tensor, kind: str, summed: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, columns = pre.shape
-    transposed = pre.new_empty(columns, rows, dtype=E4M3)
-    sums = pre.new_empty(columns if summed else 0, dtype=torch.float32)
-    return pre.new_empty(rows, columns, dtype=E5M2), pre.new_empty(columns, rows, dtype=E5M2), transposed, sums
+@operator()
+def matmul(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a b^T a_scale b_scale + bias in bfloat16, for a (M,K) and b (N,K) in float8.
+
+    On a GPU it sums in the short accumulator of the tensor cores.
+    """
+    return torch._scaled_mm(a, b.T, a_scale, b_scale, bias, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-@torch.library.custom_op("glassformer::fp8_matmul", mutates_args=())
-def matmul(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
-    """Return a b^T a_scale b_scale + bias in bfloat16, for a (M,K) and b (N,K) in float8."""
-    y = (a.float() @ b.float().T) * (a_scale * b_scale)
-    return (y if bias is None else y + bias.float()).bfloat16()
-
-
-@matmul.register_fake
-def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
-
-
-@matmul.register_kernel("cuda")
-def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
-    return torch._scaled_mm(a, b.T, a_scale, b_scale, bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
-
-
-@torch.library.custom_op("glassformer::fp8_loss_gradients", mutates_args=())
+@operator(fp8_cuda.loss_gradients)
 def loss_gradients(
     logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -221,23 +151,6 @@ def loss_gradients(
     total, plain = losses.sum(1)
     g8 = quantise(gradient, GRADIENT_SCALE, E5M2)
     return total.clone(), plain.clone(), g8, _transposed(g8)
-
-
-@loss_gradients.register_fake
-def _(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, columns = logits.shape
-    total, plain = (logits.new_empty((), dtype=torch.float32) for _ in range(2))
-    return total, plain, logits.new_empty(rows, columns, dtype=E5M2), logits.new_empty(columns, rows, dtype=E5M2)
-
-
-square_parts.register_kernel("cuda")(fp8_cuda.square_parts)
-cast_all.register_kernel("cuda")(fp8_cuda.cast_all)
-transpose.register_kernel("cuda")(fp8_cuda.transpose)
-activate.register_kernel("cuda")(fp8_cuda.activate)
-activate_backward.register_kernel("cuda")(fp8_cuda.activate_backward)
-loss_gradients.register_kernel("cuda")(fp8_cuda.loss_gradients)
 
 
 Cast = tuple[Tensor, Tensor, Tensor]
@@ -266,11 +179,11 @@ def head_gradients(
     n_rows, hidden, targets = len(hidden), pad_rows(hidden), pad_rows(targets, settings[0])
     h8, h8_transposed, h_scale = cast_measured(hidden)
     w8, w8_transposed, w_scale = weight
-    logits = matmul(h8, w8, h_scale, w_scale, None, FAST["forward"])
+    logits = matmul(h8, w8, h_scale, w_scale, None)
     total, plain, g8, g8_transposed = loss_gradients(logits, targets, *settings, columns)
     g_scale = torch.full_like(h_scale, GRADIENT_SCALE)
-    d_hidden = matmul(g8, w8_transposed, g_scale, w_scale, None, FAST["inputs"])[:n_rows]
-    return total, plain, d_hidden, matmul(g8_transposed, h8_transposed, g_scale, h_scale, None, FAST["weights"]), None
+    d_hidden = matmul(g8, w8_transposed, g_scale, w_scale, None)[:n_rows]
+    return total, plain, d_hidden, matmul(g8_transposed, h8_transposed, g_scale, h_scale, None), None
 
 
 def pad_rows(x: Tensor, value: float = 0) -> Tensor:

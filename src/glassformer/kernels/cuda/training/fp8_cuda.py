@@ -12,8 +12,8 @@ from glassformer.kernels.cuda.training import loss
 from glassformer.kernels.toolchain import nvrtc
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-GRADIENTS_TIMES = 2**14
-"""Factor on the gradient of the logits: the inverse of fp8.GRADIENT_SCALE."""
+GRADIENT_SCALE = 2.0**-14
+"""Scale of the gradient with respect to the logits, which lies within [-1, 1] without a z-loss."""
 KINDS = ("relu", "relu2", "silu", "gelu_tanh", "gelu", "tanh")
 DOWN, ACROSS, RUN = 128, 128, 4
 """As in fp8.cu: rows and columns of a tile, and groups of eight numbers of a thread in `activate`. A block has 2 DOWN
@@ -21,6 +21,7 @@ threads."""
 TRANSPOSE_DOWN = 256
 """Rows of a tile in `transpose`, where nothing is cast: 8 % faster there than DOWN."""
 MULTIPLE = 16
+"""Every dimension of a float8 matmul on a GPU must be a multiple of this."""
 MOST, PARTS, THREADS = 4, 528, 256
 """Of squares.cu: tensors of a launch, blocks of a tensor (four per multiprocessor of an H200), threads of a block."""
 SAMPLED_FROM = 2**22
@@ -159,9 +160,8 @@ def loss_gradients(
     logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As fp8.loss_gradients."""
-    assert loss.supports_call(logits)
     gradients = torch.empty(logits.shape, dtype=E5M2, device=logits.device)
     rows = loss.write_gradients(
-        logits, gradients, targets, ignored, smoothing, z_loss, columns, float8_factor=GRADIENTS_TIMES
+        logits, gradients, targets, ignored, smoothing, z_loss, columns, float8_factor=int(1 / GRADIENT_SCALE)
     )
     return rows[0].sum(), rows[1].sum(), gradients, transpose(gradients)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from glassformer.kernels.cuda.training.fp8 import (
     E4M3,
     E5M2,
-    FAST,
     activate,
     activate_backward,
     cast,
@@ -32,11 +31,12 @@ from glassformer.kernels.cuda.training.fp8 import (
     scale_of,
     transpose,
 )
-from glassformer.kernels.replacement import JoinedAttention, Replacement
+from glassformer.kernels.replacement import Replacement
 from glassformer.model import Model
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block, ParallelBlock, PreNormBlock
-from glassformer.model.context import Tap
+from glassformer.model.cache import KV
+from glassformer.model.context import NO_TAP, AttentionContext, Tap
 from glassformer.model.layers import Dense, Gated, LayerNorm, RMSNorm
 from glassformer.shapes import Float
 
@@ -58,13 +58,13 @@ class _FeedForward(torch.autograd.Function):
         x8, x8_transposed, x_scale, x_square = _read(x, expected)
         up8, up8_transposed = cast(w_up, up_scale, E4M3)
         down8, down8_transposed = cast(w_down, down_scale, E4M3)
-        pre = matmul(x8, up8, x_scale, up_scale, _bias([b_up]), FAST["forward"])
+        pre = matmul(x8, up8, x_scale, up_scale, _bias([b_up]))
         pre_square = x.shape[1] * x_square * squares[0]
         if b_up is not None:
             pre_square = pre_square + squares[2]
         post_scale = scale_of(pre_square.square() if kind == "relu2" else pre_square)
         post8 = activate(pre, post_scale, kind)
-        y = matmul(post8, down8, post_scale, down_scale, _bias([b_down]), FAST["forward"])
+        y = matmul(post8, down8, post_scale, down_scale, _bias([b_down]))
         slope = 4 * pre_square if kind == "relu2" else torch.ones_like(pre_square)
         dpre_per_dy = x.shape[1] * squares[1] * slope
         ctx.save_for_backward(
@@ -84,13 +84,13 @@ class _FeedForward(torch.autograd.Function):
         square = mean_squares([dy], True)[0]
         dy_scale, d_scale = scale_of(square), scale_of(square * dpre_per_dy)
         dy8, dy8_transposed = cast(dy, dy_scale, E5M2)
-        d_post = matmul(dy8, down8_transposed, dy_scale, down_scale, None, FAST["inputs"])
+        d_post = matmul(dy8, down8_transposed, dy_scale, down_scale, None)
         d8, d8_transposed, post8_transposed, sums = activate_backward(
             d_post, pre, d_scale, post_scale, ctx.kind, up_bias is not None
         )
-        d_down = matmul(dy8_transposed, post8_transposed, dy_scale, post_scale, None, FAST["weights"])
-        d_up = matmul(d8_transposed, x8_transposed, d_scale, x_scale, None, FAST["weights"])
-        dx = matmul(d8, up8_transposed, d_scale, up_scale, None, FAST["inputs"])
+        d_down = matmul(dy8_transposed, post8_transposed, dy_scale, post_scale, None)
+        d_up = matmul(d8_transposed, x8_transposed, d_scale, x_scale, None)
+        dx = matmul(d8, up8_transposed, d_scale, up_scale, None)
         return (
             dx.to(x_type),
             None,
@@ -111,7 +111,7 @@ class _Projections(torch.autograd.Function):
         scale = scale_of(_mean_square_of_all(weights, False))
         x8, x8_transposed, x_scale, _ = _read(x, expected)
         w8, w8_transposed = cast_all(weights, scale, E4M3, False, None)
-        y = matmul(x8, w8, x_scale, scale, _bias(biases), FAST["forward"])
+        y = matmul(x8, w8, x_scale, scale, _bias(biases))
         ctx.save_for_backward(x8_transposed, w8_transposed, x_scale, scale)
         ctx.sizes = [len(w) for w in weights]
         ctx.dtypes = [x.dtype, weights[0].dtype, *(None if b is None else b.dtype for b in biases)]
@@ -124,8 +124,8 @@ class _Projections(torch.autograd.Function):
         dys = [g.contiguous() for g in gradients]
         scale = scale_of(_mean_square_of_all(dys, True))
         d8, d8_transposed = cast_all(dys, scale, E5M2, True, None)
-        d_weights = matmul(d8_transposed, x8_transposed, scale, x_scale, None, FAST["weights"]).to(w_type)
-        dx = matmul(d8, w8_transposed, scale, w_scale, None, FAST["inputs"])
+        d_weights = matmul(d8_transposed, x8_transposed, scale, x_scale, None).to(w_type)
+        dx = matmul(d8, w8_transposed, scale, w_scale, None)
         sums = (
             None if t is None else d.sum(0, dtype=torch.float32).to(t) for d, t in zip(dys, bias_types, strict=True)
         )
@@ -232,13 +232,28 @@ class Float8Linear(nn.Linear):
         return projections(x, [self])[0] if self.training else nn.Linear.forward(self, x)
 
 
-class Float8Attention(JoinedAttention):
-    """Self-attention with projections in float8 in training. Scores and weighted values keep their dtype."""
+class Float8Attention(Attention):
+    """Self-attention with projections in float8 in training. Scores and weighted values keep their dtype.
+
+    In evaluation, with a KV cache, with keys and values from elsewhere, or where positions are added to queries and
+    keys alone, it is an Attention.
+    """
 
     norms: Norms
 
-    def project(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
-        return projections(x, [self.q, self.k, self.v], expected_square(self.norms))
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        context: AttentionContext = AttentionContext(),
+        tap: Tap = NO_TAP,
+        kv: KV | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        if not self.training or context.cache is not None or context.qk_embedding is not None or kv is not None:
+            return Attention.forward(self, x, context, tap, kv)
+        q, k, v = projections(x, [self.q, self.k, self.v], expected_square(self.norms))
+        q = self.prepare(q, self.n_heads, self.q_norm, context.rotation)
+        k = self.prepare(k, self.n_kv_heads, self.k_norm, context.rotation)
+        return self.attend(q, k, self.prepare(v, self.n_kv_heads), context, tap)
 
 
 def feedforward_replacements(model: Model) -> Iterator[Replacement]:

@@ -75,6 +75,15 @@ __device__ inline void merge(float& highest, float& sum, float other_highest, fl
     highest = higher;
 }
 
+// The same over the lanes of a warp, and the sum of plain_sum.
+__device__ inline void merge_lanes(float& highest, float& sum, float& plain_sum) {
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(FULL_MASK, highest, step), more = __shfl_xor_sync(FULL_MASK, sum, step);
+        merge(highest, sum, other, more);
+        plain_sum += __shfl_xor_sync(FULL_MASK, plain_sum, step);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) loss(const Arguments a) {
     ROW;
     __shared__ float scratch[3][32];
@@ -115,21 +124,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Arguments a) {
         for (int n = 0; n < 8; n++) plain_sum += PART && n >= PART && i == REAL - 1 ? 0.f : z[n];
 #endif
     }
-    for (int step = 16; step > 0; step /= 2) {
-        float other = __shfl_xor_sync(FULL_MASK, highest, step), more = __shfl_xor_sync(FULL_MASK, sum, step);
-        merge(highest, sum, other, more);
-        plain_sum += __shfl_xor_sync(FULL_MASK, plain_sum, step);
-    }
+    merge_lanes(highest, sum, plain_sum);
     if (lane == 0) scratch[0][warp] = highest, scratch[1][warp] = sum, scratch[2][warp] = plain_sum;
     __syncthreads();
     highest = lane < WARPS ? scratch[0][lane] : MINUS_INFINITY;
     sum = lane < WARPS ? scratch[1][lane] : 0.f;
     plain_sum = lane < WARPS ? scratch[2][lane] : 0.f;
-    for (int step = 16; step > 0; step /= 2) {
-        float other = __shfl_xor_sync(FULL_MASK, highest, step), more = __shfl_xor_sync(FULL_MASK, sum, step);
-        merge(highest, sum, other, more);
-        plain_sum += __shfl_xor_sync(FULL_MASK, plain_sum, step);
-    }
+    merge_lanes(highest, sum, plain_sum);
     const float bits = highest + log2f(sum), lse = bits / LOG2_E;  // NaN if the row holds a NaN
     if (t == 0) {
         const u16* numbers = (const u16*)logits;

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from glassformer.kernels.cuda.training.operator import operator
 from glassformer.kernels.toolchain import nvrtc
 
 FOLDER = Path(__file__).parent
@@ -38,22 +39,9 @@ def source(columns: int, stride: int, smoothed: bool, float8_factor: int = 0) ->
     return nvrtc.source(FOLDER, files, sizes)
 
 
-def supports_call(logits: Tensor) -> bool:
-    """Return whether the kernel can read these logits: bfloat16, rows of a multiple of 16 bytes."""
-    return logits.dtype is torch.bfloat16 and logits.shape[1] % 8 == 0
-
-
 def stays_in_shared_memory(stride: int) -> bool:
     """Return whether a row of `stride` logits stays in shared memory between the two passes."""
     return 2 * stride <= MAX_ROW_BYTES
-
-
-def arguments(
-    logits: Tensor, gradients: Tensor, targets: Tensor, losses: Tensor, ignored: int, smoothing: float, z_loss: float
-) -> Arguments:
-    """Return the arguments struct. `losses` (2, N) receives the total and the plain loss of each row."""
-    tensors = (logits, gradients, targets, losses[0], losses[1])
-    return Arguments(*(t.data_ptr() for t in tensors), ignored, smoothing, z_loss)
 
 
 def write_gradients(
@@ -68,12 +56,14 @@ def write_gradients(
 ) -> Tensor:
     """Fill `gradients` and return the total and the plain loss of each row (2, N)."""
     logits, targets = logits.contiguous(), targets.contiguous()
-    losses = torch.empty(2, len(logits), device=logits.device)
     stride = logits.shape[1]
+    assert logits.dtype is torch.bfloat16
+    assert stride % 8 == 0, "rows are read 16 bytes at a time"
+    losses = torch.empty(2, len(logits), device=logits.device)
     text = source(columns, stride, smoothing != 0, float8_factor)
-    shared = 2 * stride if stays_in_shared_memory(stride) else 0
-    kernel = nvrtc.kernel(text, "loss", logits.device.index or 0, shared)
-    kernel.launch(arguments(logits, gradients, targets, losses, ignored, smoothing, z_loss), len(logits), THREADS)
+    kernel = nvrtc.kernel(text, "loss", logits.device.index or 0, 2 * stride if stays_in_shared_memory(stride) else 0)
+    tensors = (logits, gradients, targets, losses[0], losses[1])
+    kernel.launch(Arguments(*(t.data_ptr() for t in tensors), ignored, smoothing, z_loss), len(logits), THREADS)
     return losses
 
 
@@ -99,28 +89,20 @@ def definition(
     return losses, torch.nn.functional.pad(gradient, (0, logits.shape[1] - columns))
 
 
-@torch.library.custom_op("glassformer::loss_rows", mutates_args=())
-def loss_rows(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
-) -> tuple[Tensor, Tensor]:
-    """(losses of each row (2, N), gradient in the dtype of the logits). torch.compile calls it as it is."""
-    losses, gradient = definition(logits, targets, ignored, smoothing, z_loss, columns)
-    return losses, gradient.to(logits.dtype)
-
-
-@loss_rows.register_fake
-def _(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
-) -> tuple[Tensor, Tensor]:
-    return logits.new_empty((2, len(logits)), dtype=torch.float32), torch.empty_like(logits)
-
-
-@loss_rows.register_kernel("cuda")
-def _(
+def _rows_on_gpu(
     logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
 ) -> tuple[Tensor, Tensor]:
     gradients = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     return write_gradients(logits, gradients, targets, ignored, smoothing, z_loss, columns), gradients
+
+
+@operator(_rows_on_gpu)
+def loss_rows(
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of each row (2, N), and the gradient in the dtype of the logits."""
+    losses, gradient = definition(logits, targets, ignored, smoothing, z_loss, columns)
+    return losses, gradient.to(logits.dtype)
 
 
 def head_gradients(
