@@ -98,13 +98,29 @@ class Steps(Iterator[list[int | None]]):
         """Steps that a GPU computes already, while those before them are returned."""
 
     def __next__(self) -> list[int | None]:
-        """Return the next step."""
-        if not self.waiting:
-            if self._is_over():
-                raise StopIteration
-            # the modes are set at each step: between two tokens the caller's own code runs
-            with evaluating(parts=self.modules):
-                self._compute()
+        """Return the next step.
+
+        A state that chooses the most likely tokens itself computes as many steps at once as there were before: a GPU
+        then does not wait for Python, the first tokens come at once, and a stop wastes at most half of the work.
+        """
+        if self.waiting:
+            return self.waiting.popleft()
+        if self._is_over():
+            raise StopIteration
+        many = self.step > 0 and self.chooses_itself and self.state.greedy is not None
+        # the modes are set at each step: between two tokens the caller's own code runs
+        with evaluating(parts=self.modules):
+            if many:
+                found = (self.begun or self._begin())()
+                self.tokens = torch.tensor(found[-1], device=self.tokens.device)
+            else:
+                logits = self.state.step(self.tokens) if self.step else self.state.start()
+                found = [self._choose(logits)]
+            self.step += len(found)
+            for tokens in found:
+                if not all(self.ended):
+                    self.waiting.append([self._gain(i, token) for i, token in enumerate(tokens)])
+            self.begun = self._begin() if many and not self._is_over() else None
         return self.waiting.popleft()
 
     def close(self) -> None:
@@ -114,24 +130,6 @@ class Steps(Iterator[list[int | None]]):
 
     def _is_over(self) -> bool:
         return all(self.ended) or self.step == self.request.max_new_tokens
-
-    def _compute(self) -> None:
-        """Compute one step or, where the state chooses the most likely tokens itself, as many as there were before.
-
-        A GPU then does not wait for Python, the first tokens come at once, and a stop wastes at most half of the work.
-        """
-        many = self.step > 0 and self.chooses_itself and self.state.greedy is not None
-        if many:
-            found = (self.begun or self._begin())()
-            self.tokens = torch.tensor(found[-1], device=self.tokens.device)
-        else:
-            logits = self.state.step(self.tokens) if self.step else self.state.start()
-            found = [self._choose(logits)]
-        self.step += len(found)
-        for tokens in found:
-            if not all(self.ended):
-                self.waiting.append([self._gain(i, token) for i, token in enumerate(tokens)])
-        self.begun = self._begin() if many and not self._is_over() else None
 
     def _begin(self) -> Callable[[], list[list[int]]]:
         """Begin the next steps. The function that is returned waits for their tokens."""

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -355,3 +356,14 @@ def test_a_long_prompt_is_worth_kernels_that_read_it(monkeypatch):
         assert "32 new tokens" in (engine._not_worth_it(call, kernel) or "")
         found = engine._not_worth_it(long, kernel) or ""
         assert ("32 new tokens" in found) == (kernel.device == "cpu"), kernel.name
+
+
+def test_captured_prompts_share_the_memory_of_one_that_still_exists():
+    """The memory of a graph that is gone must not be used for another one: torch refuses it."""
+    captured = {n: SimpleNamespace(graph=SimpleNamespace(pool=lambda n=n: ("pool", n))) for n in (1, 2)}
+    held = {0: SimpleNamespace(graph=None), **captured}
+    assert prompt.shared_pool(held.values()) == ("pool", 1)
+    del held[1]
+    assert prompt.shared_pool(held.values()) == ("pool", 2)
+    del held[2]
+    assert prompt.shared_pool(held.values()) is None

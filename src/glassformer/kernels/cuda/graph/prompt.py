@@ -10,6 +10,7 @@ a CUDA graph. Captured or not, the same operations run, so the result does not d
 import contextlib
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any, assert_never
 
 import torch
@@ -73,8 +74,6 @@ class PromptReader:
         """By number of sequences and padded length, in order of their last use."""
         self.lock = threading.RLock()
         """Held while a prompt is launched: generations in other threads use the same buffers afterwards."""
-        self.pool: Any = None
-        """The GPU memory in which all captured prompts compute."""
         self.streams = [torch.cuda.Stream(model.device) for _ in range(3)] if model.device.type == "cuda" else []
         """Where prompts are captured: one in which most is computed, one for keys, one for values."""
         self.sides: list[torch.cuda.Stream] = []
@@ -334,18 +333,25 @@ class CapturedPrompt:
 
     def _capture(self, reader: PromptReader) -> None:
         """Capture what the first prompt has computed. Nothing is computed meanwhile."""
-        reader.pool = reader.pool or torch.cuda.graph_pool_handle()
         graph, side = torch.cuda.CUDAGraph(), reader.streams[0]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # not torch.cuda.graph, which collects garbage and returns unused memory: some tenths of a second
-            graph.capture_begin(pool=reader.pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=shared_pool(reader.prompts.values()), capture_error_mode="thread_local")
             try:
                 self.stream = self._compute(reader)
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(side)
         self.graph = graph
+
+
+def shared_pool(prompts: Iterable[CapturedPrompt]) -> Any:
+    """Return the GPU memory in which captured prompts compute, one after the other; None if none is captured.
+
+    Memory that no graph uses any more may not be used again: the prompt that was captured first may be gone.
+    """
+    return next((prompt.graph.pool() for prompt in prompts if prompt.graph is not None), None)
 
 
 def padded_length(tokens: int, most: int | None, changes_at: int | None) -> int:
