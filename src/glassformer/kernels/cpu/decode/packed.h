@@ -117,10 +117,11 @@ inline void dot_split_bytes(const uints* w, int steps, const uint32_t* x, ints (
 
 // The same for processors without byte multiplication: int8 or int4 times 16-bit numbers.
 template <int KIND, int B, int N>
-inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
+inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N], const uints* ahead) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1;
     ints a[B][N] = {};
-    for (int k = 0; k < steps; k++, w += PARTS)
+    for (int k = 0; k < steps; k++, w += PARTS) {
+        if (N < PARTS) __builtin_prefetch(ahead + k * N);
 #pragma GCC unroll 2
         for (int half = 0; half < HALVES; half++, x += 2 * B)
 #pragma GCC unroll 8
@@ -130,33 +131,34 @@ inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&
 #pragma GCC unroll 8
                 for (int b = 0; b < B; b++) a[b][j] = dot_pairs(dot_pairs(a[b][j], even, x[b]), odd, x[B + b]);
             }
+    }
     std::memcpy(sums, a, sizeof a);
 }
 
 // A panel of integers times B vectors of 16 bits, laid out (group, two words in turn, vector).
 template <int KIND, int B>
-inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const float* all_scales, float (*out)[WIDE]) {
+inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1, N = AT_ONCE<B>;
     const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
-    for (int part = 0; part < PARTS; part += N) {
-        const uints* w = (const uints*)panel + part;
-        const uint32_t* x = v.words_of(tile);
-        const float *scales = all_scales + part * LANES, *x_scales = v.scales_of(tile);
-        const int32_t* starts = v.starts_of(tile);
-        floats sums[B][N] = {};
-        for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
+    const uints* w = (const uints*)panel;
+    const uint32_t* x = v.words_of(tile);
+    const float* x_scales = v.scales_of(tile);
+    const int32_t* starts = v.starts_of(tile);
+    floats sums[B][PARTS] = {};
+    for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
+        for (int part = 0; part < PARTS; part += N) {
             ints whole[B][N];
-            if constexpr (HAS_BYTES) dot_split_bytes(w, steps, x, whole);
-            else dot_word_pairs<KIND>(w, steps, x, whole);
-            w += (long)steps * PARTS, x += (long)steps * HALVES * 2 * B;
+            if constexpr (HAS_BYTES) dot_split_bytes(w + part, steps, x, whole);
+            else dot_word_pairs<KIND>(w + part, steps, x, whole, w + steps * PARTS + part * steps);
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++)
-                    sums[b][j] += to_floats(whole[b][j] + starts[b]) * (load(scales + j * LANES) * x_scales[b]);
+                    sums[b][part + j] += to_floats(whole[b][j] + starts[b]) * (load(scales + (part + j) * LANES) * x_scales[b]);
         }
-        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * LANES, sums[b], sizeof sums[b]);
+        w += (long)steps * PARTS, x += (long)steps * HALVES * 2 * B;
     }
+    std::memcpy(out, sums, sizeof sums);
 }
 
 template <int KIND, int B>
