@@ -1,8 +1,8 @@
 // A checksum of memory that changes with any change of it, computed at memory bandwidth.
 //
-// Lanes of 64 bits, eight registers of them, take the words in turn: lane = mix((lane ^ word) * ODD). Each step is a bijection of the lane for a
-// given word and of the word for a given lane, so one changed word always changes the checksum. Several changes at once,
-// such as two swapped words, leave it the same with a probability of 2^-64.
+// Lanes of 64 bits, eight registers of them, take the words in turn: lane = mix((lane ^ word) * ODD). Each step is a bijection
+// of the lane for a given word and of the word for a given lane, so one changed word always changes the checksum. Several
+// changes at once, such as two swapped words, leave it the same with a probability of 2^-64.
 #pragma once
 #include <algorithm>
 #include <cstdint>

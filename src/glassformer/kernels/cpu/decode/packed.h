@@ -8,8 +8,9 @@
 // Few vectors (decoding) keep their precision: bfloat16 weights are widened and multiplied with floats; int8 weights
 // are multiplied with 16-bit activations, whose rounding error, 1/65024 of the largest of a group, is far below that of
 // the weights. For int4 weights, 8 bits are as far below (1/254 to 1/14), at half the work. Many vectors (prompts) are
-// limited by multiplications: there, if the processor has the instructions (for int8, AVX2 suffices), bfloat16 is multiplied with
-// bfloat16, and integers with 8-bit activations that have a scale per vector and group of columns. tests/kernels/cpu/decode bounds the error of all of these.
+// limited by multiplications: there, if the processor has the instructions (for int8, AVX2 suffices), bfloat16 is multiplied
+// with bfloat16, and integers with 8-bit activations that have a scale per vector and group of columns.
+// tests/kernels/cpu/decode bounds the error of all of these.
 #pragma once
 #include "panels.h"
 
