@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.pack import Store, address, group_of, matrix, packed_as, quantise, room
 from glassformer.kernels.toolchain import cxx
+from glassformer.model.device import processor_flags
 
-WIDE = "avx512f" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "")
+WIDE = "avx512f" in processor_flags()
 pytestmark = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
 
 
@@ -72,16 +73,23 @@ def test_whole_numbers_are_multiplied_exactly(precision, most):
     assert torch.equal(product(weight, None, x, precision).double(), x.double() @ weight.double().T)
 
 
+def whole_numbers(largest, batch):
+    """A matrix and vectors whose scales are 1: random, and in the first two rows of each nothing but extremes."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-largest, largest + 1, (70, 384), generator=generator).float()
+    weight[:, ::32] = largest
+    x = torch.randint(-127, 128, (batch, 384), generator=generator).float()
+    x[:, ::64] = -127
+    for extremes, most in ((weight, largest), (x, 127)):
+        extremes[0], extremes[1] = most, -most
+    return weight, x
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("batch", [16, 37, 60])
 def test_many_vectors_of_small_whole_numbers_are_multiplied_exactly(precision, batch):
     """What bfloat16 (up to 256) and bytes (up to 127) hold must come out to the last bit of float32."""
-    generator = torch.Generator().manual_seed(0)
-    largest = {"bfloat16": 100, "int8": 127, "int4": 7}[precision]
-    weight = torch.randint(-largest, largest + 1, (70, 384), generator=generator).float()
-    weight[:, ::32] = largest  # so that every group's scale is 1
-    x = torch.randint(-127, 128, (batch, 384), generator=generator).float()
-    x[:, ::64] = -127
+    weight, x = whole_numbers({"bfloat16": 100, "int8": 127, "int4": 7}[precision], batch)
     assert torch.equal(product(weight, None, x, precision), x @ weight.T)
 
 
@@ -122,6 +130,18 @@ def test_a_prompt_meets_the_matrix_unit_in_whole_tiles(tmp_path):
         bound = x.abs().double() @ exact.abs().T * (2**-24 * (4 + columns) + (0 if takes else 2**-8)) + 1e-6
         found = product(weight, bias, x, "bfloat16", kernels=other).double()
         assert ((found - wanted).abs() <= bound).all(), (rows, columns, batch)
+
+
+@pytest.mark.skipif("avx2" not in processor_flags(), reason="this processor has no AVX2")
+def test_without_avx512_bytes_are_multiplied_exactly(tmp_path):
+    """From 48 vectors on, the signs of activations flip the weights, so that sums of two products fit 16 bits."""
+    other = built(tmp_path, *library.FLAGS, "-march=x86-64-v3", "-O1")
+    for batch in (48, 61):
+        weight, x = whole_numbers(127, batch)
+        assert torch.equal(product(weight, None, x, "int8", kernels=other), x @ weight.T)
+    for batch in (4, 8):  # activations have 16 bits, of which 127 is no whole multiple
+        found = product(weight, None, x[:batch], "int8", kernels=other)
+        assert torch.allclose(found, x[:batch] @ weight.T, rtol=1e-4, atol=1)
 
 
 @pytest.mark.slow

@@ -63,7 +63,8 @@ inline void attend_one(const Head& head, const View& view, const float* q, int f
 template <class V, class B>
 inline void attend_run(const Head& head, const View& view, int queries, const float* q, long q_pitch, V visible, B biases_of,
                        float* out, long out_pitch) {
-    constexpr int BLOCK = 28;  // two tiles of 14 vectors with AVX-512, which read a panel of keys while it is in the L1 cache
+    // whole tiles, two of 14 vectors with AVX-512, which read a panel of keys while it is in the L1 cache
+    constexpr int BLOCK = 28 / TALL * TALL;
     static thread_local std::vector<float> keys, scores;  // panels (d_head, 32) of 32 keys each; (BLOCK, pitch), by key - begin
     const int dk = head.d_head, dv = head.d_value;
     int begin, last, unused;

@@ -1,12 +1,13 @@
 // A checksum of memory that changes with any change of it, computed at memory bandwidth.
 //
-// 8 x 8 lanes of 64 bits take the words in turn: lane = mix((lane ^ word) * ODD). Each step is a bijection of the lane for a
-// given word and of the word for a given lane, so one changed word always changes the checksum. Several changes at once,
-// such as two swapped words, leave it the same with a probability of 2^-64.
+// Lanes of 64 bits, eight registers of them, take the words in turn: lane = mix((lane ^ word) * ODD). Each step is a bijection
+// of the lane for a given word and of the word for a given lane, so one changed word always changes the checksum. Several
+// changes at once, such as two swapped words, leave it the same with a probability of 2^-64.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include "../vectors.h"
 #include "pool.h"
 
 namespace glass {
@@ -16,9 +17,9 @@ struct MemoryRange {  // a range of memory
     int64_t bytes;
 };
 
-typedef uint64_t vw __attribute__((vector_size(64), aligned(1), may_alias));
+typedef uint64_t vw __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 constexpr uint64_t ODD = 0x9e3779b97f4a7c15u;
-constexpr long UNIT = 1 << 20, VECTOR = 64, ROUND = 8 * VECTOR;  // bytes of a unit of work, of a vector, of eight vectors
+constexpr long UNIT = 1 << 20, VECTOR = sizeof(vw), ROUND = 8 * VECTOR;  // bytes of a unit of work, of a vector, of eight vectors
 
 template <class V> inline V mixed(V state, V word) {
     state = (state ^ word) * ODD;
@@ -27,7 +28,7 @@ template <class V> inline V mixed(V state, V word) {
 
 inline uint64_t checksum_of(const uint8_t* at, long bytes) {
     vw lanes[8];
-    for (int i = 0; i < 8; i++) lanes[i] = vw{0, 1, 2, 3, 4, 5, 6, 7} + 8 * i;
+    for (int i = 0; i < 8 * LANES / 2; i++) lanes[i / (LANES / 2)][i % (LANES / 2)] = i;
     auto take = [&](const uint8_t* from) __attribute__((always_inline)) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) lanes[i] = mixed(lanes[i], *(const vw*)(from + i * VECTOR));
@@ -39,7 +40,7 @@ inline uint64_t checksum_of(const uint8_t* at, long bytes) {
     take(rest);
     uint64_t sum = bytes;
     for (int i = 0; i < 8; i++)
-        for (int k = 0; k < 8; k++) sum = mixed<uint64_t>(sum, lanes[i][k]);
+        for (int k = 0; k < LANES / 2; k++) sum = mixed<uint64_t>(sum, lanes[i][k]);
     return sum;
 }
 

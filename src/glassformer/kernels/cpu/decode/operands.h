@@ -20,19 +20,26 @@ static_assert(TALL <= LANES, "");
 
 // How numbers are kept, in words of 32 bits: FLOATS one, PAIRS two of bfloat16, BYTES four of one byte. SPLIT are two
 // words for four numbers of 16 bits: where bytes can be multiplied, their high and their low bytes; elsewhere the first
-// and third number, and the second and fourth. LINES are PAIRS of which each vector lies in one piece.
-enum Form : int32_t { FLOATS, PAIRS, BYTES, SPLIT, LINES };
+// and third number, and the second and fourth. SIGNS are two words for four numbers of one byte: their absolute values, and
+// what weights are XORed with: 0x80, which turns w + 128 into w, or 0x7f, which turns it into -w - 1, where a number is
+// negative. LINES are PAIRS of which each vector lies in one piece.
+enum Form : int32_t { FLOATS, PAIRS, BYTES, SPLIT, SIGNS, LINES };
 
 #if defined(__AVX512VNNI__)
 constexpr bool HAS_BYTES = true;
 #else
 constexpr bool HAS_BYTES = false;
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr Form ROUNDED = SIGNS;  // the form of many vectors for int8 weights
+#else
+constexpr Form ROUNDED = HAS_BYTES ? BYTES : SPLIT;
+#endif
 
 inline bool whole(const Matrix& m) { return m.kind == INT8 || m.kind == INT4; }
 
 inline Form form_of(const Matrix& m, int batch) {
-    if (whole(m)) return HAS_BYTES && (m.kind == INT4 || batch >= MANY) ? BYTES : SPLIT;
+    if (whole(m)) return (m.kind == INT4 ? HAS_BYTES : batch >= MANY) ? ROUNDED : SPLIT;
     if (batch < MANY || m.kind != BF16) return FLOATS;
     if (HAS_TILES && m.columns % (2 * TILE) == 0 && may_use_tiles()) return LINES;
     return HAS_PAIRS ? PAIRS : FLOATS;
@@ -40,6 +47,7 @@ inline Form form_of(const Matrix& m, int batch) {
 
 inline int tile_of(Form form, int batch) {  // vectors of a tile: what the registers hold, and little that is empty
     if (form == LINES) return 2 * TILE;
+    if (form == SIGNS) return 2;  // with all rows of a panel: weights are operands in memory, and only sums need registers
     if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, LANES);
     const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
     return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
@@ -55,13 +63,14 @@ struct Vectors {
     void shape(const Matrix& m, int batch_, bool filled = true) {
         batch = batch_, columns = m.columns, group = whole(m) ? m.group : m.columns;
         form = form_of(m, batch), tile = tile_of(form, batch), tiles = (batch + tile - 1) / tile;
-        zero = m.kind == INT8 ? ZERO<INT8> : ZERO<INT4>;
+        zero = form == SIGNS ? 1 : m.kind == INT8 ? ZERO<INT8> : ZERO<INT4>;
         depth = form == FLOATS ? (columns + 1) / 2 * 2 : form == BYTES ? columns / 4 : (columns + 1) / 2;
         if (!filled) return;
         if ((long)words.size() < (long)tiles * depth * tile) words.resize((long)tiles * depth * tile);
         if (rounds()) scales.resize((long)tiles * groups() * tile), starts.resize(scales.size());
     }
-    bool rounds() const { return form == BYTES || form == SPLIT; }
+    bool words_apart() const { return !HAS_BYTES && rounds(); }  // integers are written word by word, to their positions in the tile
+    bool rounds() const { return form == BYTES || form == SPLIT || form == SIGNS; }
     int groups() const { return columns / group; }
     const uint32_t* words_of(int i) const { return &words[(long)i * depth * tile]; }
     const float* scales_of(int i) const { return &scales[(long)i * groups() * tile]; }
@@ -70,7 +79,7 @@ struct Vectors {
     // Tiles part, part + parts, ... of `batch` vectors at a distance of `pitch`.
     void pack(const float* x, long pitch, int part, int parts) {
         static thread_local std::vector<uint32_t> room;
-        const bool in_place = tile == 1 || form == LINES;
+        const bool in_place = tile == 1 || form == LINES || words_apart();
         const long line = form == LINES ? depth : (depth + LANES - 1) / LANES * LANES;
         room.resize(LANES * line);
         for (int i = part; i < tiles; i += parts) {
@@ -82,8 +91,9 @@ struct Vectors {
             }
             uint32_t* lines = in_place ? to : room.data();
             for (int b = 0; b < tile; b++) {
-                if (i * tile + b < batch) convert(from + b * pitch, lines + b * line, i, b);
-                else clear(lines + b * line, i, b);
+                uint32_t* one = words_apart() ? to + b : lines + b * line;
+                if (i * tile + b < batch) convert(from + b * pitch, one, i, b);
+                else clear(one, i, b);
             }
             if (!in_place) interleave(lines, line, to);
         }
@@ -103,7 +113,7 @@ private:
     }
 
     void clear(uint32_t* to, int i, int b) {
-        std::memset(to, 0, depth * sizeof(uint32_t));
+        for (long k = 0, step = words_apart() ? tile : 1; k < depth; k++) to[k * step] = 0;
         if (rounds())
             for (int g = 0; g < groups(); g++)
                 scales[((long)i * groups() + g) * tile + b] = 0, starts[((long)i * groups() + g) * tile + b] = 0;
@@ -139,7 +149,7 @@ private:
 #endif
     }
 
-    // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES) or / 32512 (SPLIT: q = 256 high + low).
+    // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES, SIGNS) or / 32512 (SPLIT: q = 256 high + low).
     void quantise(const float* x, uint32_t* to, int i, int b, int g) {
         floats most = {};
         for (int c = 0; c < group; c += LANES) {
@@ -148,26 +158,29 @@ private:
         }
         float largest = 1e-30f;
         for (int k = 0; k < LANES; k++) largest = most[k] > largest ? most[k] : largest;
-        const float top = form == BYTES ? 127.0f : 32512.0f, inverse = top / largest;
+        const float top = form == SPLIT ? 32512.0f : 127.0f, inverse = top / largest;
         const long position = ((long)i * groups() + g) * tile + b;
         ints sums = {};
         for (int c = 0; c < group; c += LANES) {
             const ints q = round_to_int(load(x + c) * inverse);
-            sums += q;
+            sums += form == SIGNS ? q & q >> 31 : q;  // of the negative numbers alone: -w - 1 is one less than -w
             const int at = (g * group + c) / 4;
+            uint32_t first[LANES / 4], second[LANES / 4];
             if (form == BYTES) {
                 low_bytes(q, to + at);
-            } else if (!HAS_BYTES) {
-                for (int k = 0; k < LANES; k += 4) {
-                    to[2 * at + k / 2] = (uint16_t)q[k] | (uint32_t)q[k + 2] << 16;
-                    to[2 * at + k / 2 + 1] = (uint16_t)q[k + 1] | (uint32_t)q[k + 3] << 16;
-                }
+                continue;
+            } else if (form == SIGNS) {
+                low_bytes(q < 0 ? -q : q, first), low_bytes(q >> 31 ^ 0x80, second);
+            } else if (HAS_BYTES) {
+                low_bytes(q, second), low_bytes((q - (q << 24 >> 24)) >> 8, first);
             } else {
-                uint32_t high[LANES / 4], low[LANES / 4];
-                low_bytes(q, low);
-                low_bytes((q - sign_extended(low)) >> 8, high);
-                for (int k = 0; k < LANES / 4; k++) to[2 * (at + k)] = high[k], to[2 * (at + k) + 1] = low[k];
+                for (int k = 0; k < LANES; k += 4) {
+                    first[k / 4] = (uint16_t)q[k] | (uint32_t)q[k + 2] << 16;
+                    second[k / 4] = (uint16_t)q[k + 1] | (uint32_t)q[k + 3] << 16;
+                }
             }
+            const long step = words_apart() ? tile : 1;
+            for (int k = 0; k < LANES / 4; k++) to[2 * (at + k) * step] = first[k], to[(2 * (at + k) + 1) * step] = second[k];
         }
         int32_t sum = 0;
         for (int k = 0; k < LANES; k++) sum += sums[k];
@@ -187,24 +200,12 @@ private:
     }
 
     static void low_bytes(ints q, uint32_t* to) {  // the lowest bytes of LANES numbers
-#if defined(__AVX512F__)
-        _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)q));
+#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC would convert number by number
+        const __m256i fours = _mm256_shuffle_epi8((__m256i)q, _mm256_set1_epi32(0x0c080400));  // in each half
+        to[0] = (uint32_t)_mm256_extract_epi32(fours, 0), to[1] = (uint32_t)_mm256_extract_epi32(fours, 4);
 #else
-        int8_t bytes[LANES];
-        for (int k = 0; k < LANES; k++) bytes[k] = (int8_t)q[k];
-        std::memcpy(to, bytes, LANES);
-#endif
-    }
-
-    static ints sign_extended(const uint32_t* words) {  // LANES signed bytes
-#if defined(__AVX512F__)
-        return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)words));
-#else
-        int8_t bytes[LANES];
-        std::memcpy(bytes, words, LANES);
-        ints out;
-        for (int k = 0; k < LANES; k++) out[k] = bytes[k];
-        return out;
+        typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+        *(bytes*)to = __builtin_convertvector(q, bytes);
 #endif
     }
 };

@@ -8,8 +8,9 @@
 // Few vectors (decoding) keep their precision: bfloat16 weights are widened and multiplied with floats; int8 weights
 // are multiplied with 16-bit activations, whose rounding error, 1/65024 of the largest of a group, is far below that of
 // the weights. For int4 weights, 8 bits are as far below (1/254 to 1/14), at half the work. Many vectors (prompts) are
-// limited by multiplications: there, if the processor has the instructions, bfloat16 is multiplied with bfloat16, and
-// integers with 8-bit activations that have a scale per vector and group of columns. tests/kernels/cpu/decode bounds the error of all of these.
+// limited by multiplications: there, if the processor has the instructions (for int8, AVX2 suffices), bfloat16 is multiplied
+// with bfloat16, and integers with 8-bit activations that have a scale per vector and group of columns.
+// tests/kernels/cpu/decode bounds the error of all of these.
 #pragma once
 #include "panels.h"
 
@@ -34,7 +35,20 @@ inline ints dot_bytes(ints sums, uints weights, uint32_t x) {  // four weights o
     return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32((int)x));
 }
 #else
-ints dot_bytes(ints sums, uints weights, uint32_t x);  // never called: without the instruction few vectors use pairs and many use floats
+ints dot_bytes(ints sums, uints weights, uint32_t x);  // never called: without the instruction no vectors have the form BYTES
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The same for the form SIGNS: absolute values times weights that have the signs of the products. The instruction adds two
+// products in 16 bits and would saturate with the weights as they are stored (2 * 255 * 127), but not with these (2 * 128 * 127).
+inline ints dot_signs(ints sums, const uints& weights, uint32_t sizes, uint32_t flips) {
+    ints both;  // written in assembly, because GCC keeps weights in registers that the sums need
+    asm("vpxor %2, %3, %1\n\tvpmaddubsw %1, %4, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
+        : "+x"(sums), "=&x"(both)
+        : "m"(weights), "x"(_mm256_set1_epi32((int)flips)), "x"(_mm256_set1_epi32((int)sizes)), "x"(ints{} + 0x10001));
+    return sums;
+}
+#else
+ints dot_signs(ints sums, const uints& weights, uint32_t sizes, uint32_t flips);
 #endif
 inline uints halves(uints v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
 
@@ -80,22 +94,28 @@ inline void few_bf16(const uint8_t* w, int steps, const float* x, float (*out)[W
     }
 }
 
-// sums[b][j] += N parts of some steps of a panel of int8 times one byte of each number of B vectors.
-template <int B, int N>
+// sums[b][j] += N parts of some steps of a panel times bytes of B vectors: every word of x, or every second one.
+template <int KIND, int WORDS, int B, int N>
 inline void add_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     ints a[B][N];  // a copy stays in registers
     std::memcpy(a, sums, sizeof a);
-    for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
+    for (int k = 0; k < steps; k++, w += PARTS)
+#pragma GCC unroll 2
+        for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += WORDS * B) {
+            uints weights[N];
 #pragma GCC unroll 8
-        for (int b = 0; b < B; b++)
+            for (int j = 0; j < N; j++) weights[j] = KIND == INT4 ? halves(w[j], half) : w[j];
+#pragma GCC unroll 16
+            for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-            for (int j = 0; j < N; j++) a[b][j] = dot_bytes(a[b][j], w[j], x[b]);
+                for (int j = 0; j < N; j++) a[b][j] = dot_bytes(a[b][j], weights[j], x[b]);
+        }
     std::memcpy(sums, a, sizeof a);
 }
 
-// sums = some steps of a panel of int8 times B vectors of 16 bits: 256 times the sum of the high bytes, plus that of the low.
+// sums += some steps of a panel of int8 times B vectors of 16 bits: 256 times the sum of the high bytes, plus that of the low.
 template <int B, int N>
-inline void dot_split_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
+inline void add_split_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     if constexpr (2 * B * N <= 16) {  // few sums: both at once, so that additions do not wait for each other
         ints high[B][N] = {}, low[B][N] = {};
         for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
@@ -105,24 +125,25 @@ inline void dot_split_bytes(const uints* w, int steps, const uint32_t* x, ints (
                 for (int j = 0; j < N; j++)
                     high[b][j] = dot_bytes(high[b][j], w[j], x[b]), low[b][j] = dot_bytes(low[b][j], w[j], x[B + b]);
         for (int b = 0; b < B; b++)
-            for (int j = 0; j < N; j++) sums[b][j] = (high[b][j] << 8) + low[b][j];
+            for (int j = 0; j < N; j++) sums[b][j] += (high[b][j] << 8) + low[b][j];
     } else {  // otherwise one after the other: 25 % faster at batch 8 than half a panel at a time
-        std::memset(sums, 0, sizeof sums);
-        add_bytes(w, steps, x, sums);
-        for (auto& one : sums)
-            for (ints& sum : one) sum <<= 8;
-        add_bytes(w, steps, x + B, sums);
+        ints high[B][N] = {};
+        add_bytes<INT8, 2>(w, steps, x, high);
+        for (int b = 0; b < B; b++)
+            for (int j = 0; j < N; j++) sums[b][j] += high[b][j] << 8;
+        add_bytes<INT8, 2>(w, steps, x + B, sums);
     }
 }
 
 // The same for processors without byte multiplication: int8 or int4 times 16-bit numbers.
 template <int KIND, int B, int N>
-inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
-    constexpr int HALVES = KIND == INT4 ? 2 : 1;
-    ints a[B][N] = {};
-    for (int k = 0; k < steps; k++, w += PARTS)
+inline void add_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N], const uints* next) {
+    ints a[B][N];
+    std::memcpy(a, sums, sizeof a);
+    for (int k = 0; k < steps; k++, w += PARTS) {
+        if (N < PARTS) __builtin_prefetch(next + k * N);
 #pragma GCC unroll 2
-        for (int half = 0; half < HALVES; half++, x += 2 * B)
+        for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += 2 * B)
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++) {
                 const uints weights = KIND == INT4 ? halves(w[j], half) : w[j];
@@ -130,82 +151,71 @@ inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&
 #pragma GCC unroll 8
                 for (int b = 0; b < B; b++) a[b][j] = dot_pairs(dot_pairs(a[b][j], even, x[b]), odd, x[B + b]);
             }
+    }
     std::memcpy(sums, a, sizeof a);
 }
 
-// A panel of integers times B vectors of 16 bits, laid out (group, two words in turn, vector).
-template <int KIND, int B>
-inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const float* all_scales, float (*out)[WIDE]) {
-    constexpr int HALVES = KIND == INT4 ? 2 : 1, N = AT_ONCE<B>;
-    const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
-    for (int part = 0; part < PARTS; part += N) {
-        const uints* w = (const uints*)panel + part;
-        const uint32_t* x = v.words_of(tile);
-        const float *scales = all_scales + part * LANES, *x_scales = v.scales_of(tile);
-        const int32_t* starts = v.starts_of(tile);
-        floats sums[B][N] = {};
-        for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
-            ints whole[B][N];
-            if constexpr (HAS_BYTES) dot_split_bytes(w, steps, x, whole);
-            else dot_word_pairs<KIND>(w, steps, x, whole);
-            w += (long)steps * PARTS, x += (long)steps * HALVES * 2 * B;
+// sums += some steps of a panel of int8 times B vectors of the form SIGNS.
+template <int B, int N>
+inline void add_signs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
+    ints a[B][N];
+    std::memcpy(a, sums, sizeof a);
+    for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
 #pragma GCC unroll 8
-            for (int b = 0; b < B; b++)
+        for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-                for (int j = 0; j < N; j++)
-                    sums[b][j] += to_floats(whole[b][j] + starts[b]) * (load(scales + j * LANES) * x_scales[b]);
-        }
-        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * LANES, sums[b], sizeof sums[b]);
-    }
+            for (int j = 0; j < N; j++) a[b][j] = dot_signs(a[b][j], w[j], x[b], x[B + b]);
+    std::memcpy(sums, a, sizeof a);
 }
 
-template <int KIND, int B>
-inline void few_of(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
-    const uint8_t* w = panel_of(m, row);
-    if constexpr (KIND == BF16) few_bf16<B>(w, steps_of(m), (const float*)v.words_of(tile), out);
-    else if constexpr (KIND == INT8 || !HAS_BYTES) few_integers<KIND, B>(w, v, tile, scales_of(m, row), out);
-}
-
-// A panel of integers times M vectors of bytes, for processors with byte multiplication.
-template <int KIND, int M>
-inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
-    constexpr int HALVES = KIND == INT4 ? 2 : 1, N = 2;
-    static_assert(!HAS_BYTES || N == PARTS, "");
-    const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
+// A panel of integers times B vectors of integers, one group of columns after another. Where the registers do not hold all sums,
+// a group is multiplied in parts of the panel, and meanwhile the next group is prefetched: the hardware would do so during the
+// first part only.
+template <int KIND, Form FORM, int B>
+inline void multiply_integers(const uint8_t* panel, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
+    constexpr int N = AT_ONCE<B>;
+    const int groups = v.groups(), steps = v.group / COLUMNS<KIND>, size = steps * PARTS;
     const uints* w = (const uints*)panel;
     const uint32_t* x = v.words_of(tile);
     const float* x_scales = v.scales_of(tile);
     const int32_t* starts = v.starts_of(tile);
-    for (int g = 0; g < groups; g++, scales += WIDE, x_scales += M, starts += M) {
-        ints sums[M][N];
+    for (int g = 0; g < groups; g++, w += size, x += v.depth / groups * B, scales += WIDE, x_scales += B, starts += B)
+        for (int part = 0; part < PARTS; part += N) {
+            ints sums[B][N];
 #pragma GCC unroll 16
-        for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = ints{} + starts[i];
-        for (int k = 0; k < steps; k++, w += N)
-#pragma GCC unroll 2
-            for (int half = 0; half < HALVES; half++, x += M) {
-                const uints low = KIND == INT4 ? halves(w[0], half) : w[0], high = KIND == INT4 ? halves(w[1], half) : w[1];
+            for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
+                for (int j = 0; j < N; j++) sums[b][j] = ints{} + starts[b];
+            if constexpr (FORM == BYTES) add_bytes<KIND, 1>(w + part, steps, x, sums);
+            else if constexpr (FORM == SIGNS) add_signs(w + part, steps, x, sums);
+            else if constexpr (HAS_BYTES) add_split_bytes(w + part, steps, x, sums);
+            else add_word_pairs<KIND>(w + part, steps, x, sums, w + size + part * steps);
 #pragma GCC unroll 16
-                for (int i = 0; i < M; i++)
-                    sums[i][0] = dot_bytes(sums[i][0], low, x[i]), sums[i][1] = dot_bytes(sums[i][1], high, x[i]);
-            }
-#pragma GCC unroll 16
-        for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) {
-                floats* at = (floats*)(out[i] + j * LANES);
-                const floats scale = load(scales + j * LANES) * x_scales[i];
-                *at = multiply_add(g ? *at : floats{}, to_floats(sums[i][j]), scale);
-            }
-    }
+            for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
+                for (int j = 0; j < N; j++) {
+                    floats* at = (floats*)out[b] + part + j;
+                    const floats scale = load(scales + (part + j) * LANES) * x_scales[b];
+                    *at = multiply_add(g ? *at : floats{}, to_floats(sums[b][j]), scale);
+                }
+        }
 }
 
-template <int KIND, int M>
-inline void many_of(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
-    if constexpr (KIND == BF16 && HAS_PAIRS) {
-        floats sums[M][PARTS];
-        sum_tile<M, PARTS>(Tile<M, pair>{v.words_of(tile)}, (const pair*)panel_of(m, row), WIDE, steps_of(m), sums);
-        std::memcpy(out, sums, sizeof sums);
-    } else if constexpr (KIND != BF16 && HAS_BYTES) {
-        many_integers<KIND, M>(panel_of(m, row), v, tile, scales_of(m, row), out);
+template <int KIND, int B>
+inline void tile_times(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
+    const uint8_t* w = panel_of(m, row);
+    if constexpr (KIND == BF16) {
+        if (v.form == FLOATS) return few_bf16<B>(w, steps_of(m), (const float*)v.words_of(tile), out);
+        if constexpr (HAS_PAIRS) {
+            floats sums[B][PARTS];
+            sum_tile<B, PARTS>(Tile<B, pair>{v.words_of(tile)}, (const pair*)w, WIDE, steps_of(m), sums);
+            std::memcpy(out, sums, sizeof sums);
+        }
+    } else {
+        // int4 weights: one form for any number of vectors
+        constexpr Form many = KIND == INT8 || HAS_BYTES ? ROUNDED : SPLIT, few = KIND == INT8 || !HAS_BYTES ? SPLIT : ROUNDED;
+        if (v.form == many) multiply_integers<KIND, many, B>(w, v, tile, scales_of(m, row), out);
+        else multiply_integers<KIND, few, B>(w, v, tile, scales_of(m, row), out);
     }
 }
 
@@ -215,11 +225,6 @@ inline void store_tile(const Matrix& m, int row, int last, const Vectors& v, int
     const int width = std::min(WIDE, last - row), vectors = std::min(v.tile, v.batch - tile * v.tile);
     for (int i = 0; i < vectors; i++)
         store_sums(y + ((long)tile * v.tile + i) * stride + row, out[i], width, false, m.bias ? m.bias + row : nullptr);
-}
-
-template <int KIND, int B>
-inline void tile_times(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
-    v.form == PAIRS || v.form == BYTES ? many_of<KIND, B>(m, row, v, tile, out) : few_of<KIND, B>(m, row, v, tile, out);
 }
 
 template <int KIND>
@@ -240,7 +245,7 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
                 case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
                 case 2: tile_times<KIND, 2>(m, row, v, tile, out); break;
                 case 4: tile_times<KIND, 4>(m, row, v, tile, out); break;
-                case 14: many_of<KIND, 14>(m, row, v, tile, out); break;  // only on processors with the instructions
+                case 14: if constexpr (LANES == 16) tile_times<KIND, 14>(m, row, v, tile, out); break;
                 default: tile_times<KIND, 8>(m, row, v, tile, out);
             }
             store_tile(m, row, last, v, tile, out, y, stride);
