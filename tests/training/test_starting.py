@@ -50,12 +50,12 @@ def test_objects_are_old_afterwards_and_a_full_collection_frees_them():
 
 
 def test_what_a_process_froze_stays_frozen():
+    frozen = [[] for _ in range(1000)]
     gc.freeze()
     try:
-        count = gc.get_freeze_count()
         with postponed_collection():
             pass
-        assert gc.get_freeze_count() == count > 0
+        assert gc.get_freeze_count() >= len(frozen)  # other objects may have been deleted meanwhile
     finally:
         gc.unfreeze()
 
@@ -103,6 +103,7 @@ def test_an_error_of_the_import_is_raised_at_the_end_of_the_block(monkeypatch):
         raise KeyError
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compile", ["no", "auto"])
 def test_a_run_that_does_not_compile_does_not_import_the_compiler(compile, tmp_path):
     text = tmp_path / "text.txt"

@@ -66,9 +66,10 @@ def test_warps_that_are_late(monkeypatch, order):
 
 
 def test_blocks_without_work(monkeypatch):
-    """Nine blocks for the eight parts of attention, and for a projection of five tiles, while some warps are late."""
+    """Five blocks for four heads, while some warps are late."""
     monkeypatch.setenv("EMULATED_ORDER", "1")
-    found, wanted = greedy_both(monkeypatch, WIDE, "float16", processors=9)
+    cfg = dataclasses.replace(WIDE, d_model=64, feedforward=c.Gated(64))
+    found, wanted = greedy_both(monkeypatch, cfg, "float16", processors=5)
     assert (found - wanted).abs().max() < 3e-3 * wanted.abs().max()
 
 
