@@ -1,4 +1,5 @@
 // In place of machine.cuh: the same functions on a CPU (tests/emulated_cuda/cuda.h). A warp multiplies through `factors`.
+#include <chrono>
 #include <mutex>
 
 typedef unsigned int u32;
@@ -132,6 +133,9 @@ template <int N>
 static inline void await_copies() {}
 static inline void arrive_at(u32* counter) { ((std::atomic<u32>*)counter)->fetch_add(1); }
 static inline void await_count(const u32* counter, u32 count) {
-    while (((const std::atomic<u32>*)counter)->load() < count) give_way();
+    while (((const std::atomic<u32>*)counter)->load() < count) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));  // there may be more blocks than cores
+        give_way();
+    }
 }
 #endif
