@@ -73,9 +73,10 @@ inline floats to_floats(ints v) {
 #endif
 }
 
-// A panel of bfloat16 times B vectors of floats.
+// A panel of bfloat16 times B vectors of floats. Not inlined: with its callers GCC 12 has too few registers for eight vectors, which
+// then take 1.1 times as long.
 template <int B>
-inline void few_bf16(const uint8_t* w, int steps, const float* x, float (*out)[WIDE]) {
+__attribute__((noinline)) void few_bf16(const uint8_t* w, int steps, const float* x, float (*out)[WIDE]) {
     constexpr int N = AT_ONCE<B>;
     for (int part = 0; part < PARTS; part += N) {
         floats sums[B][N] = {};
