@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from glassformer.generation import generate, loop
 from glassformer.kernels.toolchain.cxx import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
@@ -56,3 +57,15 @@ def built(text: str, kernel: str, folder: Path, headers: Path, *others: str) -> 
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(made))
+
+
+def both_ways(monkeypatch, make_state):
+    """Return a function that generates by the state that `make_state` returns, and by torch."""
+
+    def call(model, *given, **changes):
+        wanted = generate(model, *given, engine="torch", **changes)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "make_state", make_state)
+            return generate(model, *given, **changes), wanted
+
+    return call

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from glassformer.config import ConfigError
-from glassformer.generation import Sampling, generate, loop
+from glassformer.generation import Sampling
 from glassformer.generation.engine import Implementation
 from glassformer.generation.state import CapturedState
 from glassformer.kernels.cuda.decode import batch, decoder, steps
 from glassformer.kernels.decode import DECODE_KERNELS
-from tests.emulated_cuda import needs_compiler
+from tests.emulated_cuda import both_ways, needs_compiler
 from tests.kernels.cuda.decode.emulated import Emulated
 from tests.kernels.cuda.decode.test_batch import Emulated as EmulatedBatch
 from tests.kernels.cuda.decode.test_decoder import small
@@ -34,13 +34,7 @@ def emulated(monkeypatch, tmp_path):
         state = CapturedState(model, prompts, new, chunk, kernel, "float32")
         return state, Implementation("native", "cuda", "float32", "emulated")
 
-    def call(model, *given, **changes):
-        wanted = generate(model, *given, engine="torch", **changes)
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "make_state", through)
-            return generate(model, *given, **changes), wanted
-
-    return call
+    return both_ways(monkeypatch, through)
 
 
 @needs_compiler

@@ -15,6 +15,7 @@ from glassformer.kernels.cuda.graph.steps import captured_steps
 from glassformer.kernels.decode import DECODE_KERNELS
 from glassformer.model import build
 from glassformer.model.moe import MoE
+from tests.emulated_cuda import both_ways
 from tests.variants import POSITIONS, decoder, lively
 
 PROMPTS = [[3, 4, 5], [6, 2], [9, 8, 1, 7]]
@@ -39,13 +40,7 @@ def through():
 def captured(monkeypatch, through):
     """`generate` by captured steps and by torch."""
 
-    def call(model, *given, **changes):
-        wanted = generate(model, *given, engine="torch", **changes)
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "make_state", through)
-            return generate(model, *given, **changes), wanted
-
-    return call
+    return both_ways(monkeypatch, through)
 
 
 def seq2seq() -> c.Seq2SeqConfig:
