@@ -17,7 +17,7 @@ from glassformer.config import EncoderConfig, ModelConfig
 from glassformer.kernels.cpu.decode import NativeDecoder, library, unsupported_config
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.decode import pack as cuda_pack
-from glassformer.kernels.cuda.graph.linear import KERNEL_BATCH, LARGEST_BATCH
+from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
 from glassformer.kernels.cuda.graph.parts import unsupported_parts
 from glassformer.kernels.cuda.graph.prompt import prompt_reader
 from glassformer.kernels.cuda.graph.steps import SLOT_STEP, captured_steps, unsupported_device
@@ -28,6 +28,8 @@ from glassformer.shapes import Float, Int
 
 SMALL_MODEL = 2**28
 """Bytes of weights up to which kernels for small models are faster than a graph (docs/benchmarks_history.md)."""
+FEW_SEQUENCES = 16
+"""Sequences of a small model up to which a graph is faster than its own kernels (docs/benchmarks_history.md)."""
 
 
 class DecodeRequest(Protocol):
@@ -152,9 +154,9 @@ def _unsupported_as_fused(request: DecodeRequest) -> str | None:
 
 def supported_by_batch(request: DecodeRequest) -> str | None:
     """Return why the CUDA kernels for sequences of a small model cannot serve a request, or None if they can."""
-    is_few = request.sequences <= KERNEL_BATCH and request.precision in ("bfloat16", "float16")
+    is_few = request.sequences <= FEW_SEQUENCES and request.precision in ("bfloat16", "float16")
     if is_few and _unsupported_as_fused(request) is None:
-        return f"a graph decodes up to {KERNEL_BATCH} sequences faster than the kernels for small models"
+        return f"a graph decodes up to {FEW_SEQUENCES} sequences faster than the kernels for small models"
     return _unsupported_as_small(request)
 
 

@@ -119,8 +119,8 @@ def _compile(compiler: Any, text: str, options: list[str]) -> bytes:
     return made.raw
 
 
-_MOST_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_MOST_SHARED, _SHARE_OF_SHARED = 8, 9
+"""CU_FUNC_ATTRIBUTE_: MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT (percent)."""
 _COOPERATIVE, _CLUSTER, _EARLY = 2, 4, 6
 """CU_LAUNCH_ATTRIBUTE_: COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION."""
 
@@ -208,8 +208,12 @@ def _call(name: str, *arguments: Any) -> None:
 class Kernel:
     """A function of compiled code on the current device. Its only argument is a structure, passed by value."""
 
-    def __init__(self, code: bytes, name: str, shared: int = 0):
-        """`shared`: bytes of dynamic shared memory of each launch."""
+    def __init__(self, code: bytes, name: str, shared: int = 0, in_chain: bool = False):
+        """`shared`: bytes of dynamic shared memory of each launch.
+
+        `in_chain`: other kernels start before this one ends. A processor runs two kernels at a time only if it divides
+        its memory into L1 and shared memory in the same way for both: as much shared memory as possible.
+        """
         torch.cuda.current_stream()  # creates the CUDA context
         self.shared = shared
         self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -217,6 +221,8 @@ class Kernel:
         _call("cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode())
         if shared:
             _call("cuFuncSetAttribute", self.function, _MOST_SHARED, shared)
+        if in_chain:
+            _call("cuFuncSetAttribute", self.function, _SHARE_OF_SHARED, 100)
 
     def launch(
         self,
@@ -254,7 +260,7 @@ class Kernel:
 
 
 @cache
-def kernel(text: str, name: str, device: int, shared: int = 0) -> Kernel:
+def kernel(text: str, name: str, device: int, shared: int = 0, in_chain: bool = False) -> Kernel:
     """Return a kernel, compiled and loaded once per source and device."""
     with torch.cuda.device(device):
-        return Kernel(compiled(text, torch.cuda.get_device_capability(device)), name, shared)
+        return Kernel(compiled(text, torch.cuda.get_device_capability(device)), name, shared, in_chain)

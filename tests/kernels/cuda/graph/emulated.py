@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.kernels.cuda.graph import fused, launches, program, steps
+from glassformer.kernels.cuda.graph import attend, launches, program, steps
 from glassformer.kernels.cuda.graph.launches import Launch
 from glassformer.kernels.cuda.graph.program import Program
 from tests.emulated_cuda import built
@@ -37,7 +37,7 @@ def on_cpu(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(Program, "run", run_program)
     monkeypatch.setattr(program, "FEWEST_BYTES", 0)
     monkeypatch.setattr(launches, "WARPS", 2)
-    monkeypatch.setattr(fused, "SPLITS", (4, 2))
+    monkeypatch.setattr(attend, "SPLITS", (4, 2))
     monkeypatch.setattr(Launch, "run", run)
     monkeypatch.setattr(steps, "unsupported_device", lambda device: None)
     monkeypatch.setattr(steps, "_processors", lambda device: PROCESSORS)

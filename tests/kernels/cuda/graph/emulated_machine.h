@@ -69,15 +69,23 @@ static inline T __shfl_sync(unsigned, T value, int lane) {
     wait_for(warp_count[warp], warp_turn[warp], 32);
     return other;
 }
+template <bool IS_BF16>
 static inline float operand_to_float(u32 two, int which) {
     u16 h = (u16)(two >> 16 * which);
-#if OPERAND_IS_BF16
-    return __uint_as_float((u32)h << 16);
-#else
-    return half_to_float(h);
-#endif
+    return IS_BF16 ? __uint_as_float((u32)h << 16) : half_to_float(h);
+}
+static thread_local const void* row_of[1024];
+static inline void load_transposed(u32* out, const void* row) {
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if ((size_t)row % 16) abort();
+    row_of[threadIdx.x] = row;
+    wait_for(warp_count[warp], warp_turn[warp], 32);
+    for (int m = 0; m < 4; m++)
+        out[m] = ((const u16*)row_of[warp * 32 + m * 8 + 2 * t])[g] | (u32)((const u16*)row_of[warp * 32 + m * 8 + 2 * t + 1])[g] << 16;
+    wait_for(warp_count[warp], warp_turn[warp], 32);
 }
 static thread_local u32 factors[1024][6];
+template <bool IS_BF16 = OPERAND_IS_BF16>
 static inline void multiply_add(float* c, const u32* a, u32 b0, u32 b1) {
     const int me = threadIdx.x, warp = me / 32, lane = me % 32, g = lane / 4, t = lane % 4;
     const u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
@@ -87,7 +95,7 @@ static inline void multiply_add(float* c, const u32* a, u32 b0, u32 b1) {
         for (int k = 0; k < 16; k++) {
             const u32* left = factors[warp * 32 + g * 4 + k % 8 / 2];
             const u32* right = factors[warp * 32 + (2 * t + j % 2) * 4 + k % 8 / 2];
-            c[j] += operand_to_float(left[j / 2 + k / 8 * 2], k % 2) * operand_to_float(right[4 + k / 8], k % 2);
+            c[j] += operand_to_float<IS_BF16>(left[j / 2 + k / 8 * 2], k % 2) * operand_to_float<IS_BF16>(right[4 + k / 8], k % 2);
         }
     wait_for(warp_count[warp], warp_turn[warp], 32);
 }
@@ -104,17 +112,20 @@ static inline u64 atomicMax(u64* at, u64 value) {
 }
 
 #ifdef SPLITS
+#define CLUSTER SPLITS
+#endif
+#ifdef CLUSTER
 static char* memory_of[4096];  // by block: where its `Shared` is
-static inline int rank_in_cluster() { return blockIdx.x % SPLITS; }
+static inline int rank_in_cluster() { return blockIdx.x % CLUSTER; }
 static inline void sync_cluster(const void* shared) {
     static std::atomic<int> arrived[4096];
     memory_of[blockIdx.x] = (char*)shared;
-    const int cluster = blockIdx.x / SPLITS, all = SPLITS * blockDim.x;
+    const int cluster = blockIdx.x / CLUSTER, all = CLUSTER * blockDim.x;
     const int until = (arrived[cluster].fetch_add(1) / all + 1) * all;
     while (arrived[cluster].load() < until) give_way();
 }
 static inline float read_remote(const float* at, int rank) {
-    char* other = memory_of[blockIdx.x / SPLITS * SPLITS + rank];
+    char* other = memory_of[blockIdx.x / CLUSTER * CLUSTER + rank];
     return *(float*)(other + ((char*)at - memory_of[blockIdx.x]));
 }
 #endif
@@ -124,10 +135,12 @@ static inline u8* dynamic_memory() {
     alignas(128) static thread_local u8 memory[DYNAMIC_BYTES];
     return memory;
 }
-static inline void copy16(void* to, const void* from) {
+static inline void copy_fresh16(void* to, const void* from, bool exists = true) {
     if ((size_t)from % 16 || (size_t)to % 16) abort();
-    memcpy(to, from, 16);
+    if (exists) memcpy(to, from, 16);
+    else memset(to, 0, 16);
 }
+static inline void copy_weights16(void* to, const void* from) { copy_fresh16(to, from); }
 static inline void end_group() {}
 template <int N>
 static inline void await_copies() {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.kernels.cuda.graph import steps
+from glassformer.kernels.cuda.graph import linear, steps
 from glassformer.kernels.cuda.graph.linear import quantise
 from glassformer.model import build
 from tests.emulated_cuda import needs_compiler
@@ -24,7 +24,9 @@ def config(**changes) -> c.DecoderConfig:
     return c.DecoderConfig(**{**base, **changes})
 
 
-def error(cfg, batch: int = 1, dtype=torch.bfloat16, precision: str | None = None, engine_parts: int = 0) -> float:
+def error(
+    cfg, batch: int = 1, dtype=torch.bfloat16, precision: str | None = None, engine_parts: int = 0, length: int = T
+) -> float:
     """Largest difference of the logits of three steps from those of the engine in float32, relative to the largest."""
     cfg = dataclasses.replace(cfg, init_std=0.3)
     model = build(cfg, seed=1)
@@ -44,23 +46,24 @@ def error(cfg, batch: int = 1, dtype=torch.bfloat16, precision: str | None = Non
                 exact = stored.float() - 128 if precision == "int8" else stored.view(torch.float8_e4m3fn).float()
                 kept[name] = parameter.clone()
                 parameter.copy_(exact * scale[:, None])
-    ids = torch.randint(0, V, (batch, T + NEW), generator=generator)
+    ids = torch.randint(0, V, (batch, length + NEW), generator=generator)
     half = build(cfg, seed=1)
     half.load_state_dict({**model.state_dict(), **kept})
     cache = model.new_cache("growing")
     with torch.no_grad():
-        half(ids[:, :T], cache=cache)  # the prompt is read with the stored weights
-        wanted = model(ids[:, T:], cache=cache).transpose(0, 1)
+        half(ids[:, :length], cache=cache)  # the prompt is read with the stored weights
+        wanted = model(ids[:, length:], cache=cache).transpose(0, 1)
     half = half.to(dtype)
-    new = [ids[:, T + i] for i in range(NEW)]
-    found = continued(half, ids[:, :T], new, precision or str(dtype).removeprefix("torch."))
+    new = [ids[:, length + i] for i in range(NEW)]
+    slots = -(-(length + NEW) // 32) * 32
+    found = continued(half, ids[:, :length], new, precision or str(dtype).removeprefix("torch."), slots)
     made = steps._LAST[half][1]
     used = made.body.is_fused
     alone = batch == 1 and not isinstance(cfg.feedforward, c.MoE) and engine_parts == 0 and not cfg.embedding.norm
     assert (made.body.program is not None) == alone  # one launch for whole steps
     branches = 1 if isinstance(cfg.feedforward, c.NoFeedForward) else 2
     assert cfg.n_layers * branches - sum(used.values()) == engine_parts
-    assert made.body.history[:, T + 1 : T + 1 + NEW].T.tolist() == found.argmax(-1).tolist()
+    assert made.body.history[:, length + 1 : length + 1 + NEW].T.tolist() == found.argmax(-1).tolist()
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
@@ -72,6 +75,28 @@ BF16 = 4e-2
 @pytest.mark.parametrize("batch", [1, 3, 16, 19])
 def test_a_llama_like_model(batch):
     assert error(config(), batch) < BF16
+
+
+@pytest.mark.parametrize(("batch", "cluster"), [(3, 2), (12, 2), (3, 8)])
+def test_blocks_share_the_columns_of_wide_matrices(batch, cluster, monkeypatch):
+    """Slices of 3, 5 and 2 chunks of columns: not all blocks have as many."""
+    monkeypatch.setattr(linear, "CLUSTERS", (cluster,))
+    monkeypatch.setattr(linear, "ALONE", 0)
+    wide = config(d_model=192, feedforward=c.Gated(320), attention=c.Attention(8, 2, d_head=16))
+    assert error(wide, batch, torch.float16) < FP16
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        c.Attention(4, 2, d_head=16),
+        c.Attention(16, 1, d_head=24, d_value=40, window=100, sinks=True, softcap=2.0),
+    ],
+    ids=["few heads", "more than 8 heads, odd widths, a window"],
+)
+def test_long_sequences(attention):
+    """Keys fill the rings of all warps more than twice."""
+    assert error(config(attention=attention), 2, torch.float16, length=150) < FP16
 
 
 FP16 = 6e-3

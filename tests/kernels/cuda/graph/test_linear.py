@@ -1,5 +1,7 @@
 """How the rows of a matmul are distributed, and weights in 8 bits. What the kernel computes: test_fused.py."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -11,17 +13,29 @@ from glassformer.model.layers import Unchanged, build_norm
 
 
 @pytest.mark.parametrize(
-    ("rows", "out", "plan"),
+    ("batch", "rows", "columns", "out", "plan"),
     [
-        ((2048, 512, 512), "float", (1, 4, 132)),
-        ((2048,), "add", (1, 4, 132)),
-        ((8192, 8192), "gated", (2, 1, 132)),
-        ((128256,), "logits", (2, 1, 132)),
-        ((64,), "add", (1, 8, 8)),
+        (1, (2048, 512, 512), 2048, "float", (1, 4, 1, 132)),
+        (1, (2048,), 2048, "add", (1, 4, 1, 132)),
+        (1, (8192, 8192), 2048, "gated", (2, 1, 1, 132)),
+        (1, (128256,), 2048, "logits", (2, 1, 1, 132)),
+        (1, (64,), 2048, "add", (1, 8, 1, 8)),
+        (16, (2048,), 8192, "add", (1, 2, 2, 66)),
+        (16, (4096,), 14336, "add", (1, 1, 8, 15)),
     ],
 )
-def test_the_plan_keeps_processors_and_warps_busy(rows, out, plan):
-    assert Shape(1, rows, 2048, out, "bfloat16").plan(132) == plan
+def test_the_plan_keeps_processors_and_warps_busy(batch, rows, columns, out, plan):
+    found = Shape(batch, rows, columns, out, "bfloat16").plan(132)
+    assert (found.tiles, found.split, found.cluster, found.clusters) == plan
+    assert found.shared <= linear.SHARED_MEMORY
+    assert batch <= 4 or 2 * found.shared > linear.SHARED_MEMORY  # no processor gets two blocks
+
+
+def test_cublas_computes_what_does_not_fit_unless_the_weights_have_8_bits():
+    wide = Shape(64, (2048,), 8192, "add", "bfloat16")
+    assert wide.plan(132) is None
+    assert not dataclasses.replace(wide, columns=65536, precision="int8").plan(132).in_shared
+    assert Shape(64, (2048,), 2048, "add", "bfloat16").plan(132).cluster == 2
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])

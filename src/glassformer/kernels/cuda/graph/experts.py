@@ -24,9 +24,8 @@ def expert_linear(
     """Return the launch of out = W x for the expert that `choice` names for each pair. `experts` are their matrices."""
     tables = {field: _addresses(experts, field, x.device) for field in ("weight", "bias", "scale")}
     launch = linear(x, experts[0], shape, out, processors, choice=choice, **{**tables, **more})
-    return ExpertLaunch(
-        launch.file, launch.kernel, launch.macros, launch.given, launch.blocks * choice.numel(), kept=experts
-    )
+    blocks = launch.blocks * choice.numel()
+    return ExpertLaunch("linear", "linear", launch.macros, launch.given, blocks, shared=launch.shared, kept=experts)
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import config as c
-from glassformer.kernels.cuda.graph import parts
+from glassformer.kernels.cuda.graph import attend, parts
 from glassformer.kernels.cuda.graph.cache import CapturedCache
 from glassformer.kernels.cuda.graph.experts import expert_linear
 from glassformer.kernels.cuda.graph.launches import STORED, Launch
 from glassformer.kernels.cuda.graph.linear import (
+    FEW,
     FUSED_NORM,
+    UNDIVIDED,
     NormFactors,
     Operand,
     Shape,
-    largest_batch,
+    adds_to_stream,
+    before_norm,
     library_matmul,
     linear,
     norm_factors,
@@ -40,12 +43,6 @@ Operation = Launch | Callable[[], object]
 """A launch of a kernel, or a call of torch."""
 ENDLESS = 2**30
 """The window of a layer without a window."""
-SPLITS = (8, 4, 2)
-"""Blocks that may share the keys of a sequence, if there are too few sequences to keep all processors busy."""
-LONG = 8192
-"""Slots from which the heads of a block share what they read of the cache, whatever the number of sequences."""
-MOST_HEADS = 4
-"""Query heads that a block of `attend` computes together."""
 
 
 class FusedStep:
@@ -96,7 +93,7 @@ class FusedStep:
         self._head()
         self._vector("choose", 1, slots=self.batch)
         if self.batch == 1:
-            self.program = make_program(self.operations, self.cache.slots > LONG, self.processors, self.device)
+            self.program = make_program(self.operations, self.cache.slots > attend.LONG, self.processors, self.device)
 
     def _block(self, layer: int, block: Any, fused: bool) -> None:
         """Append the operations of a block, in the order of its placement of norms."""
@@ -193,6 +190,10 @@ class FusedStep:
         norm = norm_factors(module)
         if once and self.batch <= FUSED_NORM:
             return self.stream, norm, norm.kind
+        last = self.operations[-1] if self.operations else None
+        if once and self.batch <= FEW and norm.kind == 1 and isinstance(last, Launch) and adds_to_stream(last):
+            self.operations[-1], measured = before_norm(last, norm, self.normed)
+            return self.normed, measured, UNDIVIDED
         if norm.kind == 0:
             self.operations.append(lambda: self.normed.copy_(self.stream))
         else:
@@ -203,12 +204,13 @@ class FusedStep:
         self, x: Tensor, layers: list[Operand], out: str, into: Tensor, norm: NormFactors | None = None,
         kind: int = -1, activation: int | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        if self.batch > largest_batch(self.precision):
-            self.operations.append(library_matmul(x, layers, out, into, activation, more))
-            return
         rows, columns = tuple(m.weight.shape[0] for m in layers), layers[0].weight.shape[1]
         shape = Shape(self.batch, rows, columns, out, self.precision, activation, kind)
-        self.operations.append(linear(x, layers, shape, into, self.processors, norm, **more))
+        if shape.plan(self.processors) is None:
+            assert norm is None
+            self.operations.append(library_matmul(x, layers, out, into, activation, more))
+        else:
+            self.operations.append(linear(x, layers, shape, into, self.processors, norm, **more))
 
     def _operands(self, *layers: nn.Linear) -> list[Operand]:
         return [operand(layer.weight, layer.bias, self.precision) for layer in layers]
@@ -238,13 +240,8 @@ class FusedStep:
     def _attend(self, layer: int, block: Block, qkv: Tensor, mixed: Tensor) -> Launch:
         cfg, module = self.config, block.attention
         stored: Any = self.cache.layers[layer]
-        H, G, spec = cfg.n_heads, cfg.n_kv_heads, cfg.attention
-        group = H // G
-        # heads of a block read keys together; with few sequences and few keys, more blocks are worth more
-        enough = self.batch * H if self.cache.slots > LONG else self.batch * H // 256
-        heads = next(n for n in range(min(group, MOST_HEADS, max(enough, 1)), 0, -1) if group % n == 0)
-        clusters = self.batch * G * (group // heads)
-        splits = next((n for n in SPLITS if clusters * n <= self.processors), 1)
+        H, spec = cfg.n_heads, cfg.attention
+        shape = {"H": H, "G": cfg.n_kv_heads, "K": cfg.d_head, "U": cfg.d_value}
         q, k = norm_factors(module.q_norm), norm_factors(module.k_norm)
         scheme: Any = self.decoder.scheme(layer)
         waves = self._waves(scheme) if isinstance(scheme, Rotary) else (None, None)
@@ -252,8 +249,8 @@ class FusedStep:
         if isinstance(cfg.layer_position(layer), c.Alibi):
             slopes = torch.tensor(alibi_slopes(H), device=self.device) * scheme.spec.scale
         macros = {
-            "STORED": STORED[self.dtype], "OPERAND_IS_BF16": int(self.held is torch.bfloat16), "H": H, "G": G,
-            "K": cfg.d_head, "U": cfg.d_value, "HEADS": heads, "SPLITS": splits, "ROUNDS": 4 if heads == 1 else 2,
+            "STORED": STORED[self.dtype], "OPERAND_IS_BF16": int(self.held is torch.bfloat16), **shape,
+            **attend.distribution(shape, self.batch, self.cache.slots, self.dtype.itemsize == 2, self.processors),
             "ROTATED": scheme.d_rotated if isinstance(scheme, Rotary) else 0,
             "HALVES": int(isinstance(scheme, Rotary) and scheme.spec.pairing == "halves"), "QK_NORM": q.kind,
             "NORM_OVER": ("head", "heads", "all").index(spec.qk_norm_over),
@@ -267,7 +264,8 @@ class FusedStep:
             "softcap": spec.softcap or 0.0, "clip": spec.clip or 0.0, "capacity": self.cache.slots,
             "window": cfg.window(layer) or ENDLESS,
         }  # fmt: skip
-        return Launch("attend", "attend", macros, given, clusters * splits, splits)
+        splits, blocks = macros["SPLITS"], self.batch * H // macros["HEADS"] * macros["SPLITS"]
+        return Launch("attend", "attend", macros, given, blocks, splits, macros["DYNAMIC_BYTES"])
 
     def _waves(self, scheme: Rotary) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of every slot; layers with the same scheme share them."""

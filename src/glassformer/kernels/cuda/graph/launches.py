@@ -17,6 +17,8 @@ HEADERS = {"linear": ("matmul.cuh",)}
 """Further files before a file."""
 WARPS = 8
 """Warps of 32 threads in a block of every kernel."""
+SHARED_MEMORY = 232448
+"""Bytes of shared memory that a block may have on a GPU of compute capability 9.0."""
 WEIGHTS = {"bfloat16": 0, "float16": 0, "int8": 1, "fp8": 2}
 """Number formats of the weights, as linear.cu numbers them."""
 STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -39,7 +41,7 @@ def _structure(name: str, pointers: str, floats: str, integers: str, longs: str 
 ARGUMENTS = {
     "linear": _structure(
         "LinearArguments",
-        "x weight:3 scale:3 bias:3 norm_weight norm_bias out best choice",
+        "x weight:3 scale:3 bias:3 norm_weight norm_bias out best choice squares next_weight normed squares_out",
         "eps factor softcap limit up_offset",
         "slots",
     ),
@@ -77,6 +79,8 @@ class Launch:
     given: Mapping[str, object]
     blocks: int
     cluster: int = 1
+    shared: int = 0
+    """Bytes of dynamic shared memory of a block."""
 
     def text(self, instead: Mapping[str, str] | None = None) -> str:
         """The source for this launch. `instead` replaces files by other texts, for the emulation in tests."""
@@ -95,7 +99,7 @@ class Launch:
 
     def run(self) -> None:
         """Launch the kernel on the current stream. It may start before the kernel launched before it has ended."""
-        kernel = nvrtc.kernel(self.text(), self.kernel, torch.cuda.current_device())
+        kernel = nvrtc.kernel(self.text(), self.kernel, torch.cuda.current_device(), self.shared, in_chain=True)
         kernel.launch(self.arguments(), self.blocks, 32 * WARPS, cluster=self.cluster, early=True)
 
 
@@ -109,3 +113,12 @@ _text = lru_cache(1024)(_joined)
 
 def _address(value: object) -> object:
     return value.data_ptr() if isinstance(value, torch.Tensor) else value
+
+
+FITTING = {1: 1.0, 2: 1.0, 4: 0.94, 8: 0.92}
+"""The share of the processors that clusters of so many blocks fit on: they do not extend over parts of the GPU."""
+
+
+def most_clusters(size: int, processors: int) -> int:
+    """Return how many clusters of `size` blocks run at once, with a block on each processor."""
+    return max(1, int(processors / size * FITTING[size]))

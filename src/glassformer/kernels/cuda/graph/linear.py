@@ -1,5 +1,6 @@
 """Matmuls of a decode step (linear.cu): how the rows are distributed, and weights in 8 bits."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.kernels.cuda.graph import launches
-from glassformer.kernels.cuda.graph.launches import OUTPUTS, WEIGHTS, Launch
+from glassformer.kernels.cuda.graph.launches import OUTPUTS, SHARED_MEMORY, WEIGHTS, Launch
 from glassformer.model.layers import ACTIVATIONS, LayerNorm, RMSNorm
 from glassformer.shapes import Float
 
@@ -19,12 +20,23 @@ CHUNK = 64
 """Columns that a warp reads at a time: the inner dimension is a multiple of it."""
 LARGEST_BATCH = 64
 """Vectors that the kernel multiplies at once."""
-KERNEL_BATCH = 16
-"""Vectors up to which the kernel is faster than cuBLAS, with weights in 16 bits (docs/benchmarks_history.md)."""
+CLUSTERS = (1, 2, 8)
+"""Blocks that may share the columns of a matmul of many vectors. Clusters of four were slow (benchmarks_history.md)."""
 FUSED_NORM = 2
-"""Up to so many vectors every block normalizes them itself; more are normalized once, by a kernel."""
-REGISTERS = 16
-"""Loads of 16 bytes that a thread keeps in flight."""
+"""Up to so many vectors every block normalizes them itself; more are normalized once."""
+FEW = 16
+"""Vectors up to which the kernel is faster than cuBLAS for every shape (docs/benchmarks_history.md)."""
+UNDIVIDED = 3
+"""The norm of operands that an RMS norm has yet to divide."""
+LOADS = {4: 16, 16: 20, LARGEST_BATCH: 12}
+"""Loads of 16 bytes that a thread keeps in flight, for up to so many vectors."""
+ALONE = SHARED_MEMORY // 2 + 2048
+"""Bytes of shared memory of which no two blocks fit a processor.
+
+The blocks of a matmul start where there is room, next to those of the kernel before. If these are not equally many on
+all processors, some get two blocks of the matmul, which then takes twice as long. With more than 4 vectors a block
+needs so much room that the next kernel often finds none: then no processor gets two blocks.
+"""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -74,7 +86,7 @@ class Shape:
     precision: str
     activation: int | None = None
     norm: int = -1
-    """-1: x are operands. 0: x is the residual stream. 1, 2: its RMS norm, its layer norm."""
+    """-1: x are operands. 0: x is the residual stream. 1, 2: its RMS norm, its layer norm. 3: see `before_norm`."""
     experts: bool = False
 
     @property
@@ -82,40 +94,75 @@ class Shape:
         """Loads of 16 bytes per tile and chunk."""
         return 1 if WEIGHTS[self.precision] else 2
 
-    def plan(self, processors: int) -> tuple[int, int, int]:
-        """Return (tiles of a unit, warps that share a unit, blocks): processors and their warps are equally busy.
+    def plan(self, processors: int) -> "Plan | None":
+        """Return how the matmul is distributed, or None if cuBLAS is to compute it.
 
-        A processor has the units of one block. As many warps share a unit as keep all warps of a block busy.
+        As few blocks share the columns as their memory allows. If no number of them does, the vectors are read from L1,
+        which is slow: cuBLAS is faster, but it has no weights in 8 bits with a scale.
         """
-        rows, choices = (self.rows[0], (2,)) if self.out == "gated" else (sum(self.rows), (1, 2, 3, 4))
-        best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
-        for tiles in choices[: 2 if self.batch > 16 else 4]:
-            units = ceil_div(rows, 8 if self.out == "gated" else 8 * tiles)
-            each = ceil_div(units, processors)
-            warps = launches.WARPS
-            split = next((n for n in (1, 2, 4) if n * each >= warps), warps)
-            cost = (each * tiles, ceil_div(each, warps // split) * tiles)
-            if best is None or cost <= best[0]:
-                best = cost, (tiles, split, min(units, processors))
-        assert best is not None
-        return best[1]
+        reads_all = self.experts or self.norm in (0, 1, 2)  # a block normalizes all columns
+        sizes = (1,) if reads_all else CLUSTERS
+        tiles = (2,) if self.out == "gated" else (2, 1)
+        made = [Plan.of(self, n, size, processors) for size in sizes for n in tiles]
+        fits = [plan for plan in made if plan.shared <= SHARED_MEMORY]
+        chosen = min(fits, key=lambda plan: (plan.cluster, *plan.work), default=None)
+        if WEIGHTS[self.precision]:
+            return chosen or Plan.of(self, tiles[-1], 1, processors, in_shared=False)
+        if chosen is None or self.batch <= FEW:
+            return chosen
+        return None if chosen.cluster > 2 or (self.out == "gated" and self.batch > 32) else chosen
 
-    def blocks(self, processors: int) -> int:
-        return self.plan(processors)[2]
-
-    def macros(self, processors: int) -> dict[str, int]:
-        tiles, split, blocks = self.plan(processors)
+    def macros(self, plan: "Plan") -> dict[str, int]:
         rows = (*self.rows, 0, 0)
-        width = max(1, REGISTERS // (tiles * self.loads))
         made = {
             "OPERAND_IS_BF16": int(self.precision == "bfloat16"), "STORED": 0, "INNER": self.columns,
-            "ROWS0": rows[0], "ROWS1": rows[1], "ROWS2": rows[2], "TILES": tiles, "B": self.batch,
-            "VECTORS": -(-self.batch // 16), "WIDTH": width,
-            "WEIGHTS": WEIGHTS[self.precision], "NORM": self.norm, "OUT": OUTPUTS[self.out],
-            "EXPERTS": int(self.experts), "BLOCKS_AT_ONCE": 2,
-            "BLOCKS_OF_PAIR": blocks, "SPLIT": split,
+            "ROWS0": rows[0], "ROWS1": rows[1], "ROWS2": rows[2], "TILES": plan.tiles, "B": self.batch,
+            "VECTORS": -(-self.batch // 16), "DEPTH": plan.depth, "WEIGHTS": WEIGHTS[self.precision],
+            "NORM": self.norm, "OUT": OUTPUTS[self.out], "EXPERTS": int(self.experts),
+            "CLUSTER": plan.cluster, "CLUSTERS": plan.clusters, "SPLIT": plan.split, "DYNAMIC_BYTES": plan.shared,
+            "IN_SHARED": int(plan.in_shared),
         }  # fmt: skip
         return made if self.activation is None else {**made, "ACTIVATION": self.activation}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a matmul is distributed over the processors: one block for each, and in a block over its warps."""
+
+    tiles: int
+    """Tiles of 8 rows that a warp computes together: a unit."""
+    split: int
+    """Warps of a block that share a unit: as many as keep all of them busy."""
+    depth: int
+    """Chunks of columns that a warp requests ahead."""
+    cluster: int
+    """Blocks that share the columns."""
+    clusters: int
+    in_shared: bool
+    """The vectors lie in shared memory."""
+    shared: int
+    """Bytes of shared memory of a block, at most."""
+    work: tuple[int, int]
+    """Tiles of the busiest block, and of its busiest warps."""
+
+    @classmethod
+    def of(cls, shape: Shape, tiles: int, cluster: int, processors: int, in_shared: bool = True) -> "Plan":
+        rows, of_unit = (shape.rows[0], 8) if shape.out == "gated" else (sum(shape.rows), 8 * tiles)
+        units, chunks = ceil_div(rows, of_unit), ceil_div(shape.columns // CHUNK, cluster)
+        clusters = min(units, launches.most_clusters(cluster, processors))
+        each, warps = ceil_div(units, clusters), launches.WARPS
+        split = next((n for n in (1, 2, 4) if n * each >= warps), warps)
+        groups = warps // split
+        depth = next(loads for most, loads in LOADS.items() if shape.batch <= most) // (tiles * shape.loads)
+        sums = 128 * ceil_div(shape.batch, 16) * tiles * (4 if shape.batch > 8 else 2)  # bytes of a unit
+        partial = groups * (split - 1) * sums
+        vectors = 2 * (chunks * CHUNK + (8 if WEIGHTS[shape.precision] else 32)) if in_shared else 0
+        ring = 512 * warps * depth * tiles * shape.loads
+        shared = ring + shape.batch * (vectors + 8 * warps + 12) + 256 + (each * sums if cluster > 1 else 0)
+        shared += 2 * partial if 2 * partial <= 24576 else partial
+        shared = max(shared, ALONE) if shape.batch > 4 else shared
+        work = each * tiles, ceil_div(each, groups) * tiles
+        return cls(tiles, split, depth, cluster, clusters, in_shared, shared, work)
 
 
 def linear(
@@ -128,14 +175,13 @@ def linear(
         "weight": [m.weight for m in matrices], "bias": [m.bias for m in matrices],
         "scale": [m.scale for m in matrices], **more,
     }  # fmt: skip
+    plan = shape.plan(processors)
+    assert plan is not None
+    macros, blocks = shape.macros(plan), plan.cluster * plan.clusters
     if norm is not None:
-        given |= {"norm_weight": norm.weight, "norm_bias": norm.bias, "eps": norm.eps}
-    return Launch("linear", "linear", shape.macros(processors), given, shape.blocks(processors))
-
-
-def largest_batch(precision: str) -> int:
-    """Return up to how many vectors the kernel computes the matmuls; cuBLAS has no weights in 8 bits with a scale."""
-    return LARGEST_BATCH if WEIGHTS[precision] else KERNEL_BATCH
+        given |= {"norm_weight": norm.weight, "norm_bias": norm.bias, "eps": norm.eps, "squares": norm.squares}
+        macros |= {} if norm.squares is None else {"PRODUCERS": norm.squares.shape[1]}
+    return Launch("linear", "linear", macros, given, blocks, plan.cluster, plan.shared)
 
 
 def library_matmul(
@@ -190,6 +236,21 @@ class NormFactors:
     eps: float = 0.0
     weight: Tensor | None = None
     bias: Tensor | None = None
+    squares: Float[Tensor, "B blocks"] | None = None
+    """Sums of squares that the blocks of the kernel before wrote, if the weight is applied already."""
+
+
+def adds_to_stream(launch: Launch) -> bool:
+    """Return whether a launch adds to the stream, in bfloat16: numbers that are not yet divided need its range."""
+    return launch.macros.get("OUT") == OUTPUTS["add"] and launch.macros["OPERAND_IS_BF16"] == 1
+
+
+def before_norm(launch: Launch, norm: NormFactors, normed: Tensor) -> tuple[Launch, NormFactors]:
+    """Let a matmul that adds to the stream write what an RMS norm needs. Return it, and what is left of the norm."""
+    squares = torch.zeros(normed.shape[0], launch.blocks, device=normed.device)
+    given = {**launch.given, "next_weight": norm.weight, "normed": normed, "squares_out": squares}
+    made = dataclasses.replace(launch, macros={**launch.macros, "BEFORE_NORM": 1}, given=given)
+    return made, NormFactors(UNDIVIDED, norm.eps, squares=squares)
 
 
 def norm_factors(module: nn.Module | None) -> NormFactors:

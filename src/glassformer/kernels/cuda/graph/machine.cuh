@@ -41,14 +41,23 @@ __device__ inline Number load_fresh(const Number* at) { return __ldcg(at); }
 // c (16 x 8, float32) += a (16 x 16) b (16 x 8), computed by a warp. With g = lane / 4 and t = lane % 4: a[0] holds row g and
 // columns 2t, 2t + 1; a[1] row g + 8; a[2] and a[3] the same rows, columns 2t + 8, 2t + 9; b0 rows 2t, 2t + 1 and b1 rows
 // 2t + 8, 2t + 9 of column g; c[0], c[1] row g and columns 2t, 2t + 1; c[2], c[3] row g + 8.
+template <bool IS_BF16 = OPERAND_IS_BF16>
 __device__ inline void multiply_add(float* c, const u32* a, u32 b0, u32 b1) {
-#if OPERAND_IS_BF16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define MULTIPLY(kind)                                                                                                     \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." kind "." kind ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "       \
+        "{%0, %1, %2, %3};"                                                                                                \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if constexpr (IS_BF16) MULTIPLY("bf16");
+    else MULTIPLY("f16");
+}
+// Four matrices of 8 x 8 numbers of 16 bits in shared memory, transposed: lane i has the address of row i % 8 of matrix i / 8, and
+// gets rows 2t, 2t + 1 of column g of each, as b0 and b1 above.
+__device__ inline void load_transposed(u32* out, const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"((u32)__cvta_generic_to_shared(row))
+                 : "memory");
 }
 // Two float8 numbers (e4m3) in the low 16 bits become two float16 numbers.
 __device__ inline u32 float8_to_half(u32 two) {
@@ -100,9 +109,15 @@ __device__ inline float read_remote(const float* at, int rank) {
     return out;
 }
 
-// Copies of 16 bytes of weights from global to shared memory that no register waits for (step.cu). Each thread counts the groups of
-// copies that it has ended: `await_copies<N>` waits until all but the last N have arrived. Other threads see them after a barrier.
-__device__ inline void copy16(void* to, const void* from) {
+// Copies of 16 bytes from global to shared memory that no register waits for, of weights or of what another kernel wrote. Each
+// thread counts the groups of copies that it has ended: `await_copies<N>` waits until all but the last N have arrived. Other
+// threads see them after a barrier. Without `exists`, zeros are written.
+__device__ inline void copy_fresh16(void* to, const void* from, bool exists = true) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+__device__ inline void copy_weights16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;"
                  ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "l"(evicted_first())
                  : "memory");

@@ -18,6 +18,10 @@ struct Arguments {
     void* out;                 // (B, ROWS): float32, or Stored for OUT 1 and 2; OUT 3: the stream
     u64* best;                 // OUT 4: (B) largest logit and its row, see ordered()
     const long long* choice;   // EXPERTS: (pairs) the expert of each pair of a vector and a slot
+    const float* squares;      // NORM 3: (B, PRODUCERS) sums of squares of the stream, by the blocks that wrote it
+    const float* next_weight;  // BEFORE_NORM: (ROWS) of the norm that follows; null: ones
+    u16* normed;               // BEFORE_NORM: (B, ROWS) the stream times next_weight, as operands
+    float* squares_out;        // BEFORE_NORM: (B, gridDim.x)
     float eps, factor, softcap, limit, up_offset;
     int slots;                 // EXPERTS: pairs that share a vector x
 };

@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.kernels.cuda.graph import launches
-from glassformer.kernels.cuda.graph.launches import ARGUMENTS, COMMON, FOLDER, OUTPUTS, Launch
+from glassformer.kernels.cuda.graph import attend, launches
+from glassformer.kernels.cuda.graph.launches import (
+    ARGUMENTS,
+    COMMON,
+    FOLDER,
+    OUTPUTS,
+    SHARED_MEMORY,
+    Launch,
+)
 from glassformer.kernels.toolchain import nvrtc
 
 KINDS = {"linear": 0, "attend": 1, "embed": 2, "add_norm": 3, "choose": 4}
 """The kernels that the program has, as step.cu numbers them."""
-SHARED_MEMORY = 232448
-"""Bytes of shared memory that a block may have on a GPU of compute capability 9.0."""
 PIECE, STAGE = 32 * 16, 8 * (32 * 16 + 64)
 """Bytes of a row that a warp requests at a time, and of the 8 rows of a tile with their padding."""
 FEWEST_STAGES = 2
@@ -27,6 +32,8 @@ MOST_SPLITS = 4
 """Blocks that share the keys of a head, unless the cache is long: every block merges their results."""
 ROUNDS = 5
 """Keys that a thread requests at a time, the first ones before the projections of the token are complete."""
+OF_ALL = ("STORED", "OPERAND_IS_BF16", "DYNAMIC_BYTES")
+"""Macros of attention that a program defines once."""
 GIVEN = max(ctypes.sizeof(ARGUMENTS[file]) for file in ("linear", "attend", "vectors"))
 INSTRUCTION = 48 + GIVEN
 ENTRY = 56
@@ -92,7 +99,7 @@ def make_program(operations: Sequence[object], long: bool, processors: int, devi
     matmuls = sum(launch.kernel == "linear" for launch in made)
     warps = launches.WARPS
     fixed = matmuls * ENTRY + 2 * INSTRUCTION + 2 * widest + 384 * warps + 512
-    static = sum(_attend_bytes(macros, warps) for macros in variants)
+    static = sum(attend.shared_bytes(macros) for macros in variants)
     stages = (_shared_memory(device) - static - fixed) // (warps * STAGE)
     if stages < FEWEST_STAGES:
         return None
@@ -138,12 +145,7 @@ def _variant(launch: Launch, long: bool) -> dict[str, int]:
     """Return the macros of attention, without those of number formats, with fewer blocks for each head."""
     splits = launch.macros["SPLITS"] if long else min(launch.macros["SPLITS"], MOST_SPLITS)
     macros = {**launch.macros, "SPLITS": splits, "ROUNDS": ROUNDS if launch.macros["HEADS"] == 1 else 4}
-    return {name: value for name, value in macros.items() if name not in ("STORED", "OPERAND_IS_BF16")}
-
-
-def _attend_bytes(m: Mapping[str, int], warps: int) -> int:
-    """Return an upper bound of the static shared memory of attend.cu and vectors.cu."""
-    return 4 * ((m["HEADS"] + 1) * m["K"] + m["U"] + m["HEADS"] * (warps + 1) * (2 + m["U"])) + 16 * warps + 256
+    return {name: value for name, value in macros.items() if name not in OF_ALL}
 
 
 def _text(macros: Mapping[str, int], variants: Sequence[Mapping[str, int]], instead: Mapping[str, str] | None) -> str:

@@ -101,7 +101,7 @@ struct Feed {
             const u8* from = rows + column;
             if (column < row_bytes)
 #pragma unroll
-                for (int r = 0; r < 8; r++) copy16(to + r * PADDED, from), from += r < last ? row_bytes : 0;
+                for (int r = 0; r < 8; r++) copy_weights16(to + r * PADDED, from), from += r < last ? row_bytes : 0;
             slot = slot + 1 == STAGES ? 0 : slot + 1;
             const Entry& e = s.entries[entry];
             piece += 1 << e.shift;
