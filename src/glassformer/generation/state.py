@@ -11,6 +11,7 @@ right) and starts its decoder from `special.start`.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,10 @@ class DecodeState(Protocol):
     """The tokens that the decoder starts from: the prompts, or the start token of an encoder-decoder."""
     owns_threads: bool
     """True: the steps run in CPU threads of their own, so torch should use one thread between them."""
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All modules of the model, as they were when this was asked first: a walk through them takes a while."""
 
     @property
     def greedy(self) -> Greedy | None:
@@ -82,6 +87,10 @@ class TorchState:
         self.tokens, self.real = pad(prompts, "left", model.device)
         capacity = -(-(self.tokens.shape[1] + max_new_tokens) // capacity_step) * capacity_step
         self.cache = None if cache is None else model.new_cache(cache, capacity=capacity)
+
+    @cached_property
+    def modules(self) -> list[nn.Module]:
+        return modules_of(self.model)
 
     @property
     def greedy(self) -> Greedy | None:
@@ -141,7 +150,7 @@ class CapturedState(TorchState):
     ):
         """`captures`: False if so few steps follow that capturing them takes longer."""
         super().__init__(model, prompts, max_new_tokens, "static", chunk, kernel.capacity_step)
-        self.reader = None if kernel.reads is None else kernel.reads(model)
+        self.reader = None if kernel.reads is None else kernel.reads(model, self.modules)
         self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
 
@@ -192,6 +201,7 @@ class KernelState:
 
     def __init__(self, model: DecoderLM | Seq2Seq, decoder: Any, prompts: list[list[int]], chunk: int | None):
         self.model: Model = model
+        self.modules = modules_of(model)
         self.decoder, self.read, self.chunk = decoder, prompts, chunk
         self.prompts = starts(model, len(prompts)) if isinstance(model, Seq2Seq) else prompts
         self.owns_threads: bool = decoder.owns_threads

@@ -39,14 +39,15 @@ _LAST: "weakref.WeakKeyDictionary[Any, tuple[list[int], PromptReader]]" = weakre
 """The reader that was made last for each model, and the addresses of the weights that it was made for."""
 
 
-def prompt_reader(model: DecoderLM | Seq2Seq) -> "PromptReader | None":
+def prompt_reader(model: DecoderLM | Seq2Seq, modules: Iterable[nn.Module]) -> "PromptReader | None":
     """Return what reads prompts in place of the model's decoder, or None if nothing of it is supported.
 
-    The weights are read in place, norms included: a reader is made again only if they move.
+    `modules` are all modules of the model. Their weights are read in place, norms included: a reader is made again only
+    if they move.
     """
     if not isinstance(model, DecoderLM) or model.dtype not in (torch.bfloat16, torch.float16):
         return None
-    key = steps.addresses(model)
+    key = steps.addresses(modules)
     found = _LAST.get(model)
     if found is not None and found[0] == key:
         return found[1]
