@@ -149,8 +149,11 @@ class CapturedState(TorchState):
         captures: bool = True,
     ):
         """`captures`: False if so few steps follow that capturing them takes longer."""
-        super().__init__(model, prompts, max_new_tokens, "static", chunk, kernel.capacity_step)
+        self.model = model
         self.reader = None if kernel.reads is None else kernel.reads(model, self.modules)
+        # a reader needs no cache of ours if nothing follows a prompt that is read at once
+        is_kept = self.reader is None or max_new_tokens > 1 or chunk is not None
+        super().__init__(model, prompts, max_new_tokens, "static" if is_kept else None, chunk, kernel.capacity_step)
         self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
 

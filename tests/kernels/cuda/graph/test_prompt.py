@@ -214,6 +214,33 @@ def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_token
         assert difference(made.step(more), wanted) < 1e-2
 
 
+@pytest.mark.parametrize("captured", [prompt.CAPTURED, 0])
+@pytest.mark.parametrize("short", [0, 3])
+def test_without_a_step_after_them_prompts_keep_no_cache(captured, short, monkeypatch):
+    """The logits are those of a generation that goes on. Captured or not, of equal lengths or not."""
+    monkeypatch.setattr(prompt, "CAPTURED", captured)
+    _, half = models(config(), torch.float16)
+    ids = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(4)).tolist()
+    prompts = [ids[0], ids[1][short:]]
+
+    def made(new, chunk=None):
+        return state.CapturedState(half, prompts, new, chunk, DECODE_KERNELS[-1], "float16", captures=False)
+
+    with torch.no_grad():
+        going_on = made(2)
+        wanted = going_on.start()
+        allocated = []
+        allocate = prompt.PromptReader.allocate
+        monkeypatch.setattr(prompt.PromptReader, "allocate", lambda *given: (allocated.append(0), allocate(*given))[1])
+        one = made(1)
+        assert torch.equal(one.start(), wanted)
+        assert one.cache is None
+        assert bool(allocated) == bool(short or not captured)  # a captured prompt has buffers of its own
+        after = torch.tensor([5, 6])
+        assert difference(one.step(after), going_on.step(after).float()) < 1e-2  # computed anew
+        assert made(1, chunk=3).cache is not None  # later chunks read it
+
+
 def test_the_host_waits_for_the_device_once(monkeypatch):
     """A replayed prompt and its first token: every scalar or list that is read from a tensor waits for a GPU."""
     _, half = models(config(), torch.float16)

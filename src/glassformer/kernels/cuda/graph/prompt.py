@@ -90,19 +90,24 @@ class PromptReader:
 
     @torch.no_grad()
     def __call__(
-        self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"] | None, cache: Cache
+        self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"] | None, cache: Cache | None
     ) -> Float[Tensor, "B 1 D"]:
-        """Read tokens and return the hidden state of the last one of each sequence."""
+        """Read tokens and return the hidden state of the last one of each sequence.
+
+        `cache`: None if these are whole prompts and no token follows them: keys and values are not kept then.
+        """
         batch, new = tokens.shape
         length = padded_length(new, self.config.max_len, self.config.changes_frequencies_at)
-        is_whole = mask is None and not cache.length
+        is_whole = mask is None and (cache is None or not cache.length)
         with self.lock:
             if is_whole and self.is_capturable and batch * length <= CAPTURED:
                 return self._replay(tokens, length, cache)
+            if cache is None:
+                cache = build_cache(self.stack.windows, "static", tokens.device, new)
             x = self.embed(tokens)
             return self._hidden(self.compute(x, self.context(x, mask, cache), cache)[:, -1:])
 
-    def _replay(self, tokens: Int[Tensor, "B T"], length: int, cache: Cache) -> Float[Tensor, "B 1 D"]:
+    def _replay(self, tokens: Int[Tensor, "B T"], length: int, cache: Cache | None) -> Float[Tensor, "B 1 D"]:
         """Read whole prompts of one length, as a graph from the second time on."""
         batch, new = tokens.shape
         prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, batch, length, tokens.device)
@@ -110,6 +115,8 @@ class PromptReader:
         if len(self.prompts) > MOST_GRAPHS:
             del self.prompts[next(iter(self.prompts))]
         hidden = self._hidden(prompt.read(self, tokens)[:, new - 1 : new])
+        if cache is None:
+            return hidden
         cache.append(new)
         for mine, held in zip(self.allocate(cache, batch), prompt.stored, strict=True):
             # as numbers of 16 bytes: torch copies a part of a buffer number by number
