@@ -85,8 +85,8 @@ class TorchState:
             prompts = starts(model, len(prompts))
         self.prompts = prompts
         self.tokens, self.real = pad(prompts, "left", model.device)
-        capacity = -(-(self.tokens.shape[1] + max_new_tokens) // capacity_step) * capacity_step
-        self.cache = None if cache is None else model.new_cache(cache, capacity=capacity)
+        self.capacity = -(-(self.tokens.shape[1] + max_new_tokens) // capacity_step) * capacity_step
+        self.cache = None if cache is None else model.new_cache(cache, capacity=self.capacity)
 
     @cached_property
     def modules(self) -> list[nn.Module]:
@@ -149,11 +149,11 @@ class CapturedState(TorchState):
         captures: bool = True,
     ):
         """`captures`: False if so few steps follow that capturing them takes longer."""
-        self.model = model
+        super().__init__(model, prompts, max_new_tokens, None, chunk, kernel.capacity_step)
         self.reader = None if kernel.reads is None else kernel.reads(model, self.modules)
-        # a reader needs no cache of ours if nothing follows a prompt that is read at once
-        is_kept = self.reader is None or max_new_tokens > 1 or chunk is not None
-        super().__init__(model, prompts, max_new_tokens, "static" if is_kept else None, chunk, kernel.capacity_step)
+        if self.reader is None or max_new_tokens > 1 or chunk is not None:
+            self.cache = model.new_cache("static", capacity=self.capacity)
+        # else nothing is read after what the reader reads at once
         self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
 
