@@ -151,9 +151,9 @@ class CapturedState(TorchState):
         """`captures`: False if so few steps follow that capturing them takes longer."""
         super().__init__(model, prompts, max_new_tokens, None, chunk, kernel.capacity_step)
         self.reader = None if kernel.reads is None else kernel.reads(model, self.modules)
+        # keys and values that the reader wrote are read again only by a later chunk or by a step
         if self.reader is None or max_new_tokens > 1 or chunk is not None:
             self.cache = model.new_cache("static", capacity=self.capacity)
-        # else nothing is read after what the reader reads at once
         self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
 
