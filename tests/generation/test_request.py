@@ -1,5 +1,9 @@
 """Requests are read and refused at the boundary, and so are texts that the tokenizer of a model cannot encode."""
 
+import enum
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +23,10 @@ from glassformer.model import build
 from tests.variants import decoder, seq2seq
 
 MODEL = build(decoder(max_len=16))
+
+
+class Letter(enum.IntEnum):
+    D = 4
 
 
 def test_arguments_become_plain_values():
@@ -56,6 +64,23 @@ def test_arguments_become_plain_values():
 def test_bad_arguments_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         read_request(**{"model": MODEL, "prompts": [[1]], "max_new_tokens": 4, **arguments})
+
+
+@pytest.mark.parametrize("bad", [-1, 31, 2**31, 2**32 + 1, 2**63, 2**64 + 1, -(2**64), True, False, 1.0, None])
+def test_a_bad_id_is_found_anywhere_in_a_prompt(bad):
+    model = build(decoder(max_len=64))
+    for at in (0, 20, 39):
+        prompt = [1] * 40
+        prompt[at] = bad
+        with pytest.raises(ValueError, match=re.escape(repr(bad))):
+            read_request(model, [prompt], 4)
+
+
+def test_ids_of_other_types_become_ints():
+    """Also if only one of them is not an int: the result is made of these lists."""
+    [found] = read_request(MODEL, [[1, np.int64(2), torch.tensor(3), Letter.D]], 4).prompts
+    assert found == [1, 2, 3, 4]
+    assert {type(token) for token in found} == {int}
 
 
 def test_stream_refuses_before_the_first_step():

@@ -20,6 +20,13 @@ def test_padding_by_hand():
     assert pad([[1, 2], [3, 4]], "left", CPU)[1] is None
 
 
+def test_numbers_of_either_sign_are_padded():
+    """Segments are padded too, and the model names the one that it does not have."""
+    tokens, _ = pad([[3, -1], [2**31, 0]], "right", CPU)
+    assert tokens.dtype is torch.int64
+    assert tokens.tolist() == [[3, -1], [2**31, 0]]
+
+
 def test_modes_are_put_back_module_by_module():
     model, _ = lively(decoder(dropout=0.5))
     model.train()

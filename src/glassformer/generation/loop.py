@@ -27,7 +27,6 @@ from glassformer.generation.speculate import Acceptance, Speculation, speculate
 from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
-from glassformer.model.transformer import modules_of
 from glassformer.shapes import Bool, Float
 
 
@@ -78,7 +77,6 @@ class Steps(Iterator[list[int | None]]):
 
     def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
         self.state, self.request, self.engine = state, request, engine
-        self.modules = modules_of(state.model)
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
@@ -109,7 +107,7 @@ class Steps(Iterator[list[int | None]]):
             raise StopIteration
         many = self.step > 0 and self.chooses_itself and self.state.greedy is not None
         # the modes are set at each step: between two tokens the caller's own code runs
-        with evaluating(parts=self.modules):
+        with evaluating(parts=self.state.modules):
             if many:
                 found = (self.begun or self._begin())()
                 self.tokens = torch.tensor(found[-1], device=self.tokens.device)

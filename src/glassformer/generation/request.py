@@ -1,10 +1,12 @@
 """What one call of `generate` or `stream` asks for: read and validated once, here, before any work is done."""
 
 import operator
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+import numpy as np
 from torch import Tensor
 
 from glassformer.config import Special
@@ -199,7 +201,7 @@ def _read_prompt(number: int, prompt: Any, vocabulary: int) -> list[int]:
     tokens = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if not tokens:
         raise ValueError(f"prompt {number} is empty: a model needs at least one token to continue.")
-    if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocabulary:
+    if _are_ids(tokens, vocabulary):
         return tokens
     found = []
     for token in tokens:
@@ -212,6 +214,16 @@ def _read_prompt(number: int, prompt: Any, vocabulary: int) -> list[int]:
         if not 0 <= found[-1] < vocabulary:
             raise ValueError(f"prompt {number} has token id {token}: ids go from 0 to {vocabulary - 1}.")
     return found
+
+
+def _are_ids(tokens: list[Any], vocabulary: int) -> bool:
+    """Return whether tokens are plain ints within a vocabulary, by loops in C: the GPU waits for this check."""
+    if operator.countOf(map(type, tokens), int) != len(tokens):
+        return False
+    try:
+        return bool(np.frombuffer(array("Q", tokens), np.uint64).max() < vocabulary)
+    except OverflowError:  # negative, or more than 64 bits
+        return False
 
 
 def check_frequencies(model: Model, prompts: list[list[int]], max_new_tokens: int) -> None:

@@ -100,8 +100,8 @@ class DecodeKernel(Kernel):
     """Return the decoder of a model for (number of sequences, capacity in tokens, precision), compiled if need be."""
     continues: Callable[..., Steps] | None = None
     """Return the steps that continue a KV cache which the model has filled: see `captured_steps`."""
-    reads: Callable[[Any], Any] | None = None
-    """Return what reads the prompts into that cache in place of the model's decoder: see `prompt_reader`."""
+    reads: Callable[[Any, Any], Any] | None = None
+    """Return what reads the prompts of a model with these modules into that cache: see `prompt_reader`."""
     capacity_step: int = 1
     """The capacity of that cache is a multiple of this."""
 

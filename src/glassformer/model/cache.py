@@ -210,8 +210,9 @@ class Cache:
 
     def query_index(self) -> Int[Tensor, "T"]:
         """Indices of the new tokens."""
-        ahead = torch.arange(self.new, device=self.device)
-        return ahead + (self.length - self.new if self.counter is None else self.counter)
+        if self.counter is not None:
+            return torch.arange(self.new, device=self.device) + self.counter
+        return torch.arange(self.length - self.new, self.length, device=self.device)
 
     def key_index(self) -> Int[Tensor, "S"]:
         """Indices of all keys."""

@@ -18,6 +18,7 @@ from glassformer.kernels.cuda.graph.launches import Launch
 from glassformer.kernels.decode import DECODE_KERNELS
 from glassformer.model import build
 from glassformer.model.layers import build_norm
+from glassformer.model.transformer import modules_of
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.graph.emulated import on_cpu  # noqa: F401
 from tests.kernels.cuda.graph.test_fused import ENGINE, VARIANTS, V, config
@@ -42,6 +43,10 @@ def models(cfg: c.DecoderConfig, dtype: torch.dtype):
     return exact, half.to(dtype)
 
 
+def reader_of(model):
+    return prompt.prompt_reader(model, modules_of(model))
+
+
 def read(model, ids, real=None, chunk=T, reader=None):
     """Return the last hidden states and the filled keys and values of each layer, after a prompt read in chunks."""
     cache = model.new_cache("static", capacity=SLOTS)
@@ -64,7 +69,7 @@ def worst(cfg, dtype=torch.float16, batch: int = 2, real=None, chunk: int = T) -
     """Return the largest error of hidden states, keys and values, divided by the largest of the engine in `dtype`."""
     exact, half = models(cfg, dtype)
     ids = torch.randint(0, V, (batch, T), generator=torch.Generator().manual_seed(5))
-    reader = prompt.prompt_reader(half)
+    reader = reader_of(half)
     assert reader is not None
     wanted, kept = read(exact, ids, real, chunk)
     seen = torch.ones(batch, T, dtype=torch.bool) if real is None else real
@@ -135,7 +140,7 @@ def test_norms_of_rows_that_one_or_several_warps_have(width, spec):
     for parameter in norm.parameters():
         parameter.data.copy_(torch.rand(width, generator=generator))
     x, stream = (torch.randn(3, width, generator=generator).half() + 1 for _ in range(2))
-    reader = prompt.prompt_reader(half)
+    reader = reader_of(half)
     with torch.no_grad():
         exact = copy.deepcopy(norm).float()
         wanted = [exact(x.float()), stream + 0.5 * exact(x.float()), exact(stream + 0.5 * x.float())]
@@ -151,37 +156,37 @@ def test_a_norm_in_another_dtype_is_computed_by_its_module(monkeypatch):
     monkeypatch.setattr(Launch, "run", lambda self: (launched.append(self.kernel), run(self)))
     exact, half = models(config(n_layers=1), torch.float16)
     ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(8))
-    read(half, ids, reader=prompt.prompt_reader(half))
+    read(half, ids, reader=reader_of(half))
     assert launched.count("normalize") == 2
     assert prompt.reads_norm(half.decoder.norm, torch.float16)
     assert not prompt.reads_norm(exact.decoder.norm, torch.float16)
     shifted = torch.nn.Parameter(torch.ones(65, dtype=torch.float16)[1:])  # not aligned to 16 bytes
     half.decoder.blocks[0].norm_attention.weight = shifted
     launched.clear()
-    read(half, ids, reader=prompt.prompt_reader(half))
+    read(half, ids, reader=reader_of(half))
     assert launched.count("normalize") == 1
 
 
 def test_weights_are_read_in_place_and_a_reader_is_made_again_when_they_move():
     cfg = config(attention=c.Attention(4, 2, d_head=16, qk_norm=c.RMSNorm()))
     exact, half = models(cfg, torch.float16)
-    made = prompt.prompt_reader(half)
+    made = reader_of(half)
     ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(9))
     before = read(half, ids, reader=made)[0]
     with torch.no_grad():
         for model in (exact, half):
             for name in ("attention.q_norm", "norm_feedforward"):
                 model.decoder.blocks[0].get_submodule(name).weight.mul_(-2.0)
-    assert prompt.prompt_reader(half) is made
+    assert reader_of(half) is made
     found, wanted = read(half, ids, reader=made)[0], read(exact, ids)[0]
     assert difference(found, wanted) < 1e-2 < difference(before, wanted)
     half.decoder.blocks[1].norm_attention.weight = torch.nn.Parameter(torch.ones(64, dtype=torch.float16))
-    assert prompt.prompt_reader(half) is not made
+    assert reader_of(half) is not made
 
 
 def test_a_reader_keeps_no_model_alive():
     _, half = models(config(), torch.float16)
-    made = prompt.prompt_reader(half)
+    made = reader_of(half)
     watched = weakref.ref(half)
     del half, made
     gc.collect()
@@ -189,9 +194,9 @@ def test_a_reader_keeps_no_model_alive():
 
 
 def test_models_without_kernels_have_no_reader():
-    assert prompt.prompt_reader(build(config(), seed=0)) is None  # float32
+    assert reader_of(build(config(), seed=0)) is None  # float32
     narrow = config(d_model=32, attention=c.Attention(2, d_head=16))
-    assert prompt.prompt_reader(build(narrow, seed=0).half()) is None
+    assert reader_of(build(narrow, seed=0).half()) is None
 
 
 def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_tokens_follow():
@@ -207,6 +212,33 @@ def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_token
         more = torch.tensor([5, 6])
         wanted = exact(torch.cat([ids, more[:, None]], 1))[:, -1]
         assert difference(made.step(more), wanted) < 1e-2
+
+
+@pytest.mark.parametrize("captured", [prompt.CAPTURED, 0])
+@pytest.mark.parametrize("short", [0, 3])
+def test_without_a_step_after_them_prompts_keep_no_cache(captured, short, monkeypatch):
+    """The logits are those of a generation that goes on. Captured or not, of equal lengths or not."""
+    monkeypatch.setattr(prompt, "CAPTURED", captured)
+    _, half = models(config(), torch.float16)
+    ids = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(4)).tolist()
+    prompts = [ids[0], ids[1][short:]]
+
+    def made(new, chunk=None):
+        return state.CapturedState(half, prompts, new, chunk, DECODE_KERNELS[-1], "float16", captures=False)
+
+    with torch.no_grad():
+        going_on = made(2)
+        wanted = going_on.start()
+        allocated = []
+        allocate = prompt.PromptReader.allocate
+        monkeypatch.setattr(prompt.PromptReader, "allocate", lambda *given: (allocated.append(0), allocate(*given))[1])
+        one = made(1)
+        assert torch.equal(one.start(), wanted)
+        assert one.cache is None
+        assert bool(allocated) == bool(short or not captured)  # a captured prompt has buffers of its own
+        after = torch.tensor([5, 6])
+        assert difference(one.step(after), going_on.step(after).float()) < 1e-2  # computed anew
+        assert made(1, chunk=3).cache is not None  # later chunks read it
 
 
 def test_the_host_waits_for_the_device_once(monkeypatch):
@@ -232,7 +264,7 @@ def test_the_host_waits_for_the_device_once(monkeypatch):
 
 def test_a_prompt_after_a_longer_one_of_the_same_padded_length():
     exact, half = models(config(), torch.float16)
-    reader = prompt.prompt_reader(half)
+    reader = reader_of(half)
     ids = torch.randint(0, V, (2, T + 2), generator=torch.Generator().manual_seed(6))
     read(half, ids, reader=reader, chunk=T + 2)
     wanted, kept = read(exact, ids[:, :T])
@@ -248,7 +280,7 @@ def test_a_prompt_does_not_depend_on_the_one_before():
     _, half = models(config(), torch.float16)
     with torch.no_grad():
         half.embed.tokens.weight[5] = float("nan")
-    reader = prompt.prompt_reader(half)
+    reader = reader_of(half)
     ids = torch.tensor([[1, 2, 3, 4]])
     wanted, _ = read(half, ids, reader=reader)
     assert read(half, torch.tensor([[1, 5, 5, 5, 5, 5, 5]]), reader=reader)[0].isnan().all()
@@ -261,7 +293,7 @@ def test_a_prompt_does_not_depend_on_the_one_before():
 def test_what_is_not_filled_of_a_cache_is_zero(chunk, monkeypatch):
     _, half = models(config(), torch.float16)
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, float("nan"), **options))
-    reader, cache = prompt.prompt_reader(half), half.new_cache("static", capacity=SLOTS)
+    reader, cache = reader_of(half), half.new_cache("static", capacity=SLOTS)
     ids = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(3))
     for first in range(0, T, chunk):
         reader(ids[:, first : first + chunk], None, cache)
@@ -306,7 +338,7 @@ def test_keys_and_values_on_streams_of_their_own(monkeypatch):
         return attend(*given, **options)
 
     half.decoder.blocks[0].attention.kernel = noting
-    reader = prompt.prompt_reader(half)
+    reader = reader_of(half)
     reader.streams = [Stream(name) for name in ("whole", "keys", "values")]
     ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(8))
     assert difference(read(half, ids, reader=reader)[0], read(exact, ids)[0]) < 1e-2
@@ -333,7 +365,7 @@ def test_which_prompts_are_padded():
 
 def test_a_mixture_of_experts_is_not_captured():
     def reader(**changes):
-        return prompt.prompt_reader(build(config(**changes), seed=0).half())
+        return reader_of(build(config(**changes), seed=0).half())
 
     assert reader().is_capturable
     assert not reader(feedforward=c.MoE(4, 2, expert=c.Gated(64))).is_capturable
@@ -342,7 +374,7 @@ def test_a_mixture_of_experts_is_not_captured():
 def test_the_oldest_captured_prompt_is_forgotten(monkeypatch):
     monkeypatch.setattr(prompt, "MOST_GRAPHS", 2)
     _, half = models(config(), torch.float16)
-    reader = prompt.prompt_reader(half)
+    reader = reader_of(half)
     for batch in (1, 2, 1, 3):
         read(half, torch.zeros(batch, 2, dtype=torch.long), reader=reader, chunk=2)
     assert list(reader.prompts) == [(1, 64), (3, 64)]

@@ -39,14 +39,15 @@ _LAST: "weakref.WeakKeyDictionary[Any, tuple[list[int], PromptReader]]" = weakre
 """The reader that was made last for each model, and the addresses of the weights that it was made for."""
 
 
-def prompt_reader(model: DecoderLM | Seq2Seq) -> "PromptReader | None":
+def prompt_reader(model: DecoderLM | Seq2Seq, modules: Iterable[nn.Module]) -> "PromptReader | None":
     """Return what reads prompts in place of the model's decoder, or None if nothing of it is supported.
 
-    The weights are read in place, norms included: a reader is made again only if they move.
+    `modules` are all modules of the model. Their weights are read in place, norms included: a reader is made again only
+    if they move.
     """
     if not isinstance(model, DecoderLM) or model.dtype not in (torch.bfloat16, torch.float16):
         return None
-    key = steps.addresses(model)
+    key = steps.addresses(modules)
     found = _LAST.get(model)
     if found is not None and found[0] == key:
         return found[1]
@@ -89,19 +90,24 @@ class PromptReader:
 
     @torch.no_grad()
     def __call__(
-        self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"] | None, cache: Cache
+        self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"] | None, cache: Cache | None
     ) -> Float[Tensor, "B 1 D"]:
-        """Read tokens and return the hidden state of the last one of each sequence."""
+        """Read tokens and return the hidden state of the last one of each sequence.
+
+        `cache`: None if these are whole prompts and no token follows them: keys and values are not kept then.
+        """
         batch, new = tokens.shape
         length = padded_length(new, self.config.max_len, self.config.changes_frequencies_at)
-        is_whole = mask is None and not cache.length
+        is_whole = mask is None and (cache is None or not cache.length)
         with self.lock:
             if is_whole and self.is_capturable and batch * length <= CAPTURED:
                 return self._replay(tokens, length, cache)
+            if cache is None:
+                cache = build_cache(self.stack.windows, "static", tokens.device, new)
             x = self.embed(tokens)
             return self._hidden(self.compute(x, self.context(x, mask, cache), cache)[:, -1:])
 
-    def _replay(self, tokens: Int[Tensor, "B T"], length: int, cache: Cache) -> Float[Tensor, "B 1 D"]:
+    def _replay(self, tokens: Int[Tensor, "B T"], length: int, cache: Cache | None) -> Float[Tensor, "B 1 D"]:
         """Read whole prompts of one length, as a graph from the second time on."""
         batch, new = tokens.shape
         prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, batch, length, tokens.device)
@@ -109,6 +115,8 @@ class PromptReader:
         if len(self.prompts) > MOST_GRAPHS:
             del self.prompts[next(iter(self.prompts))]
         hidden = self._hidden(prompt.read(self, tokens)[:, new - 1 : new])
+        if cache is None:
+            return hidden
         cache.append(new)
         for mine, held in zip(self.allocate(cache, batch), prompt.stored, strict=True):
             # as numbers of 16 bytes: torch copies a part of a buffer number by number

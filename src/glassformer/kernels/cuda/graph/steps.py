@@ -7,7 +7,7 @@ generation, and the next one of the same model and size.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -216,9 +216,9 @@ def fingerprint(model: torch.nn.Module) -> tuple[Any, ...]:
     return tuple([(p.data_ptr(), p._version) for p in parameters])
 
 
-def addresses(model: torch.nn.Module) -> list[int]:
-    """What changes if the weights move, for kernels that copy none of them."""
-    return [p.data_ptr() for module in modules_of(model) for p in module._parameters.values() if p is not None]
+def addresses(modules: Iterable[torch.nn.Module]) -> list[int]:
+    """What changes if the weights of some modules move, for kernels that copy none of them."""
+    return [p.data_ptr() for module in modules for p in module._parameters.values() if p is not None]
 
 
 @contextmanager
