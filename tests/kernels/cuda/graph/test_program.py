@@ -33,7 +33,7 @@ def made_steps(model, precision: str, slots: int = 32, processors: int = PROCESS
 
 def greedy_both(monkeypatch, cfg, precision: str, processors: int = PROCESSORS) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits after NEW greedy tokens, of one launch for all steps and of one launch for each kernel."""
-    model = build(cfg, seed=3).to(torch.float16 if precision != "bfloat16" else torch.bfloat16)
+    model = build(cfg, seed=3).to(torch.float16)
     whole = made_steps(model, precision, processors=processors)
     assert whole.body.program is not None
     tokens, logits = whole.greedy(torch.tensor([7]), NEW)
@@ -50,18 +50,18 @@ def greedy_both(monkeypatch, cfg, precision: str, processors: int = PROCESSORS) 
 
 
 @pytest.mark.sample(1)  # each precision compiles kernels of its own
-@pytest.mark.parametrize("precision", ["bfloat16", "float16", "int8", "fp8"])
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_many_steps_in_one_launch(monkeypatch, precision):
     monkeypatch.setattr(launches, "WARPS", 4)
     found, wanted = greedy_both(monkeypatch, WIDE, precision)
-    assert (found - wanted).abs().max() < (2e-2 if precision == "bfloat16" else 3e-3) * wanted.abs().max()
+    assert (found - wanted).abs().max() < 3e-3 * wanted.abs().max()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["0", "1", "2"])
 def test_warps_that_are_late(monkeypatch, order):
     monkeypatch.setenv("EMULATED_ORDER", order)
-    found, wanted = greedy_both(monkeypatch, WIDE, "float16")
+    found, wanted = greedy_both(monkeypatch, WIDE, "int8")
     assert (found - wanted).abs().max() < 3e-3 * wanted.abs().max()
 
 
@@ -69,7 +69,7 @@ def test_blocks_without_work(monkeypatch):
     """Five blocks for four heads, while some warps are late."""
     monkeypatch.setenv("EMULATED_ORDER", "1")
     cfg = dataclasses.replace(WIDE, d_model=64, feedforward=c.Gated(64))
-    found, wanted = greedy_both(monkeypatch, cfg, "float16", processors=5)
+    found, wanted = greedy_both(monkeypatch, cfg, "int8", processors=5)
     assert (found - wanted).abs().max() < 3e-3 * wanted.abs().max()
 
 
@@ -77,24 +77,29 @@ def test_blocks_without_work(monkeypatch):
 def test_a_ring_of_two_stages(monkeypatch):
     monkeypatch.setattr(program, "SHARED_MEMORY", 28_000)
     model = build(WIDE, seed=3).to(torch.float16)
-    assert made_steps(model, "float16").body.program.macros["STAGES"] == 2
-    found, wanted = greedy_both(monkeypatch, WIDE, "float16")
+    assert made_steps(model, "int8").body.program.macros["STAGES"] == 2
+    found, wanted = greedy_both(monkeypatch, WIDE, "int8")
     assert (found - wanted).abs().max() < 3e-3 * wanted.abs().max()
 
 
 def test_no_program_for_small_matrices(monkeypatch):
     """A graph is faster then. Of the instructions of one layer, five are matmuls and three are not."""
     model = build(WIDE, seed=3).to(torch.float16)
-    weights = sum(p.numel() * 2 for p in model.parameters() if p.dim() == 2) - 4 * V * 320  # no embedding, no head
+    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2) - 2 * V * 320  # no embedding, no head
     monkeypatch.setattr(program, "FEWEST_BYTES", weights // 8)
-    assert made_steps(model, "float16").body.program is not None
+    assert made_steps(model, "int8").body.program is not None
     monkeypatch.setattr(program, "FEWEST_BYTES", weights // 8 + 1)
-    assert made_steps(model, "float16").body.program is None
+    assert made_steps(model, "int8").body.program is None
+
+
+def test_no_program_for_weights_in_16_bits():
+    """A graph is faster then."""
+    assert made_steps(build(WIDE, seed=3).to(torch.float16), "float16").body.program is None
 
 
 def test_no_program_without_room(monkeypatch):
     monkeypatch.setattr(program, "SHARED_MEMORY", 16_000)
-    assert made_steps(build(WIDE, seed=3).to(torch.float16), "float16").body.program is None
+    assert made_steps(build(WIDE, seed=3).to(torch.float16), "int8").body.program is None
 
 
 @pytest.mark.parametrize(
@@ -104,4 +109,4 @@ def test_no_program_without_room(monkeypatch):
 )
 def test_no_program_for_what_torch_computes(changes):
     cfg = dataclasses.replace(WIDE, d_model=64, **changes)
-    assert made_steps(build(cfg, seed=3).to(torch.float16), "float16").body.program is None
+    assert made_steps(build(cfg, seed=3).to(torch.float16), "int8").body.program is None

@@ -16,12 +16,14 @@ RING = 128 * 2**10
 """Bytes of keys and values that a block requests ahead, at most."""
 
 
-def distribution(shape: Mapping[str, int], batch: int, slots: int, in_16_bits: bool, processors: int) -> dict[str, int]:
+def distribution(
+    shape: Mapping[str, int], batch: int, slots: int, tensor_cores: bool, processors: int
+) -> dict[str, int]:
     """Return the macros of attend.cu that say what a block computes; `shape` has H, G, K and U.
 
-    Tensor cores are for several sequences. One sequence with few keys is better divided among many blocks.
+    Without tensor cores, one sequence with few keys is better divided among many blocks.
     """
-    group, tensor_cores = shape["H"] // shape["G"], batch > 1 and in_16_bits
+    group = shape["H"] // shape["G"]
     most = MOST_ROWS if tensor_cores else MOST_HEADS if batch > 1 or slots > LONG else 1
     heads = next(n for n in range(min(group, most), 0, -1) if group % n == 0)
     clusters = batch * shape["H"] // heads

@@ -14,7 +14,7 @@ from glassformer import config as c
 from glassformer.kernels.cuda.graph import attend, parts
 from glassformer.kernels.cuda.graph.cache import CapturedCache
 from glassformer.kernels.cuda.graph.experts import expert_linear
-from glassformer.kernels.cuda.graph.launches import STORED, Launch
+from glassformer.kernels.cuda.graph.launches import STORED, WEIGHTS, Launch
 from glassformer.kernels.cuda.graph.linear import (
     FEW,
     FUSED_NORM,
@@ -67,7 +67,9 @@ class FusedStep:
         self.context: list[AttentionContext] = []
         self.operations: list[Operation] = []
         self.program: Program | None = None
-        """All operations as one launch, for one sequence."""
+        """All operations as one launch."""
+        self.is_program = batch == 1 and WEIGHTS[precision] > 0
+        """A program is faster than a graph for one sequence and weights in 8 bits (docs/benchmarks_history.md)."""
         self.is_fused = {"attention": 0, "feedforward": 0}
         """Number of layers whose part the fused kernels compute."""
         self._build()
@@ -92,7 +94,7 @@ class FusedStep:
             self._block(layer, block, fused[layer])
         self._head()
         self._vector("choose", 1, slots=self.batch)
-        if self.batch == 1:
+        if self.is_program:
             self.program = make_program(self.operations, self.cache.slots > attend.LONG, self.processors, self.device)
 
     def _block(self, layer: int, block: Any, fused: bool) -> None:
@@ -241,6 +243,7 @@ class FusedStep:
         cfg, module = self.config, block.attention
         stored: Any = self.cache.layers[layer]
         H, spec = cfg.n_heads, cfg.attention
+        tensor_cores = self.dtype.itemsize == 2 and not self.is_program
         shape = {"H": H, "G": cfg.n_kv_heads, "K": cfg.d_head, "U": cfg.d_value}
         q, k = norm_factors(module.q_norm), norm_factors(module.k_norm)
         scheme: Any = self.decoder.scheme(layer)
@@ -250,7 +253,7 @@ class FusedStep:
             slopes = torch.tensor(alibi_slopes(H), device=self.device) * scheme.spec.scale
         macros = {
             "STORED": STORED[self.dtype], "OPERAND_IS_BF16": int(self.held is torch.bfloat16), **shape,
-            **attend.distribution(shape, self.batch, self.cache.slots, self.dtype.itemsize == 2, self.processors),
+            **attend.distribution(shape, self.batch, self.cache.slots, tensor_cores, self.processors),
             "ROTATED": scheme.d_rotated if isinstance(scheme, Rotary) else 0,
             "HALVES": int(isinstance(scheme, Rotary) and scheme.spec.pairing == "halves"), "QK_NORM": q.kind,
             "NORM_OVER": ("head", "heads", "all").index(spec.qk_norm_over),

@@ -28,14 +28,13 @@ FEW = 16
 """Vectors up to which the kernel is faster than cuBLAS for every shape (docs/benchmarks_history.md)."""
 UNDIVIDED = 3
 """The norm of operands that an RMS norm has yet to divide."""
-LOADS = {4: 16, 16: 20, LARGEST_BATCH: 12}
+LOADS = {16: 20, LARGEST_BATCH: 12}
 """Loads of 16 bytes that a thread keeps in flight, for up to so many vectors."""
 ALONE = SHARED_MEMORY // 2 + 2048
 """Bytes of shared memory of which no two blocks fit a processor.
 
 The blocks of a matmul start where there is room, next to those of the kernel before. If these are not equally many on
-all processors, some get two blocks of the matmul, which then takes twice as long. With more than 4 vectors a block
-needs so much room that the next kernel often finds none: then no processor gets two blocks.
+all processors, some get two blocks of the matmul, which then takes twice as long. So they are made too large for that.
 """
 
 
@@ -160,7 +159,7 @@ class Plan:
         ring = 512 * warps * depth * tiles * shape.loads
         shared = ring + shape.batch * (vectors + 8 * warps + 12) + 256 + (each * sums if cluster > 1 else 0)
         shared += 2 * partial if 2 * partial <= 24576 else partial
-        shared = max(shared, ALONE) if shape.batch > 4 else shared
+        shared = shared if shape.experts else max(shared, ALONE)  # experts have many blocks for each processor
         work = each * tiles, ceil_div(each, groups) * tiles
         return cls(tiles, split, depth, cluster, clusters, in_shared, shared, work)
 

@@ -1,8 +1,8 @@
 """Decode steps after a prompt, replayed as a CUDA graph: any model, any number of sequences.
 
-One sequence of a large model needs no graph: one launch runs many steps (`program.py`). `captured_steps` takes over the
-KV cache of a prompt that the engine has read. Shapes never change from step to step, so one capture serves the whole
-generation, and the next one of the same model and size.
+One sequence of a large model with weights in 8 bits needs no graph: one launch runs many steps (`program.py`).
+`captured_steps` takes over the KV cache of a prompt that the engine has read. Shapes never change from step to step, so
+one capture serves the whole generation, and the next one of the same model and size.
 """
 
 import threading
