@@ -76,13 +76,15 @@ struct Vectors {
     const float* scales_of(int i) const { return &scales[(long)i * groups() * tile]; }
     const int32_t* starts_of(int i) const { return &starts[(long)i * groups() * tile]; }
 
-    // Tiles part, part + parts, ... of `batch` vectors at a distance of `pitch`.
+    int start_of(int part, int parts) const { return (int)((long)tiles * part / parts); }  // its first tile
+
+    // One of some parts of `batch` vectors at a distance of `pitch`.
     void pack(const float* x, long pitch, int part, int parts) {
         static thread_local std::vector<uint32_t> room;
         const bool in_place = tile == 1 || form == LINES || words_apart();
         const long line = form == LINES ? depth : (depth + LANES - 1) / LANES * LANES;
         room.resize(LANES * line);
-        for (int i = part; i < tiles; i += parts) {
+        for (int i = start_of(part, parts); i < start_of(part + 1, parts); i++) {
             const float* from = x + (long)i * tile * pitch;
             uint32_t* to = &words[(long)i * depth * tile];
             if (form == FLOATS && (i + 1L) * tile + LANES <= batch && depth % LANES == 0) {
@@ -208,6 +210,11 @@ private:
         *(bytes*)to = __builtin_convertvector(q, bytes);
 #endif
     }
+};
+
+struct Chunk {  // of a matmul: rows first..last times the tiles of vectors from..to
+    int first, last, from, to;
+    int next_row;  // if not 0, the row from which this thread will probably continue
 };
 
 }  // namespace glass

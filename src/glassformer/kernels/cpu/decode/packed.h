@@ -229,19 +229,19 @@ inline void store_tile(const Matrix& m, int row, int last, const Vectors& v, int
 }
 
 template <int KIND>
-inline void multiply_panels(const Matrix& m, int first, int last, const Vectors& v, float* y, long stride) {
+inline void multiply_panels(const Matrix& m, const Chunk& chunk, const Vectors& v, float* y, long stride) {
     float out[2 * TILE][WIDE];
     if (v.form == LINES) {
         Unit unit;
-        for (int row = first; row < last; row += WIDE)
-            for (int tile = 0; tile < v.tiles; tile++) {
+        for (int row = chunk.first; row < chunk.last; row += WIDE)
+            for (int tile = chunk.from; tile < chunk.to; tile++) {
                 amx_multiply(unit, panel_of(m, row), STEP, v.words_of(tile), v.depth, out[0]);
-                store_tile(m, row, last, v, tile, out, y, stride);
+                store_tile(m, row, chunk.last, v, tile, out, y, stride);
             }
         return;
     }
-    for (int row = first; row < last; row += WIDE)
-        for (int tile = 0; tile < v.tiles; tile++) {
+    for (int row = chunk.first; row < chunk.last; row += WIDE)
+        for (int tile = chunk.from; tile < chunk.to; tile++) {
             switch (v.tile) {
                 case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
                 case 2: tile_times<KIND, 2>(m, row, v, tile, out); break;
@@ -249,7 +249,7 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
                 case 14: if constexpr (LANES == 16) tile_times<KIND, 14>(m, row, v, tile, out); break;
                 default: tile_times<KIND, 8>(m, row, v, tile, out);
             }
-            store_tile(m, row, last, v, tile, out, y, stride);
+            store_tile(m, row, chunk.last, v, tile, out, y, stride);
         }
 }
 
@@ -263,16 +263,15 @@ inline void widen_panel(const Matrix& m, int row, float* panel) {
         }
 }
 
-// Rows first..last of y = m x (+ bias); `v` holds x in the form that form_of returns, except for few vectors and float32, which
-// use x itself. `first` is a multiple of 32. `next_row`: if not 0, the row from which this thread will probably continue.
-inline void multiply(const Matrix& m, int first, int last, const float* x, long pitch, const Vectors& v, float* y,
-                     long stride, int next_row = 0) {
-    if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, first, last, v, y, stride, next_row, widen_panel);
+// A chunk of y = m x (+ bias), whose first row is a multiple of 32; `v` holds x in the form that form_of returns, except for few
+// vectors and float32, which use x itself: all of them.
+inline void multiply(const Matrix& m, const Chunk& chunk, const float* x, long pitch, const Vectors& v, float* y, long stride) {
+    if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, chunk, v, y, stride, widen_panel);
     switch (m.kind) {
-        case F32: return multiply_rows(m, first, last, x, pitch, v.batch, y, stride, next_row);
-        case BF16: return multiply_panels<BF16>(m, first, last, v, y, stride);
-        case INT8: return multiply_panels<INT8>(m, first, last, v, y, stride);
-        default: return multiply_panels<INT4>(m, first, last, v, y, stride);
+        case F32: return multiply_rows(m, chunk.first, chunk.last, x, pitch, v.batch, y, stride, chunk.next_row);
+        case BF16: return multiply_panels<BF16>(m, chunk, v, y, stride);
+        case INT8: return multiply_panels<INT8>(m, chunk, v, y, stride);
+        default: return multiply_panels<INT4>(m, chunk, v, y, stride);
     }
 }
 
