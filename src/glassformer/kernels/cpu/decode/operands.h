@@ -151,16 +151,19 @@ private:
 #endif
     }
 
-    // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES, SIGNS) or / 32512 (SPLIT: q = 256 high + low).
+    // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES) or / 32512 (SPLIT: q = 256 high + low). SIGNS: the
+    // largest sum of the four |x| that are added in 16 bits (packed.h) / 253, so that rounded it is 255 at most.
     void quantise(const float* x, uint32_t* to, int i, int b, int g) {
         floats most = {};
         for (int c = 0; c < group; c += LANES) {
-            const floats here = load(x + c), size = here < 0 ? -here : here;
+            const floats here = load(x + c);
+            floats size = here < 0 ? -here : here;
+            if (form == SIGNS) size = sum_of_four(size);
             most = size > most ? size : most;
         }
         float largest = 1e-30f;
         for (int k = 0; k < LANES; k++) largest = most[k] > largest ? most[k] : largest;
-        const float top = form == SPLIT ? 32512.0f : 127.0f, inverse = top / largest;
+        const float top = form == SPLIT ? 32512.0f : form == SIGNS ? 253.0f : 127.0f, inverse = top / largest;
         const long position = ((long)i * groups() + g) * tile + b;
         ints sums = {};
         for (int c = 0; c < group; c += LANES) {
@@ -187,6 +190,15 @@ private:
         int32_t sum = 0;
         for (int k = 0; k < LANES; k++) sum += sums[k];
         scales[position] = largest / top, starts[position] = -zero * sum;
+    }
+
+    // In each lane: of the eight columns of two steps, the four that are added. 0, 1, 4 and 5, or 2, 3, 6 and 7.
+    static floats sum_of_four(floats v) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        v += (floats)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1);
+        v += (floats)_mm256_permute_ps((__m256)v, 0xb1);
+#endif
+        return v;
     }
 
     static ints round_to_int(floats x) {

@@ -38,17 +38,20 @@ inline ints dot_bytes(ints sums, uints weights, uint32_t x) {  // four weights o
 ints dot_bytes(ints sums, uints weights, uint32_t x);  // never called: without the instruction no vectors have the form BYTES
 #endif
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// The same for the form SIGNS: absolute values times weights that have the signs of the products. The instruction adds two
-// products in 16 bits and would saturate with the weights as they are stored (2 * 255 * 127), but not with these (2 * 128 * 127).
-inline ints dot_signs(ints sums, const uints& weights, uint32_t sizes, uint32_t flips) {
-    ints both;  // written in assembly, because GCC keeps weights in registers that the sums need
-    asm("vpxor %2, %3, %1\n\tvpmaddubsw %1, %4, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
-        : "+x"(sums), "=&x"(both)
-        : "m"(weights), "x"(_mm256_set1_epi32((int)flips)), "x"(_mm256_set1_epi32((int)sizes)), "x"(ints{} + 0x10001));
+// Two steps for the form SIGNS: absolute values times weights that have the signs of the products. Four products are added in
+// 16 bits: the absolute values of four numbers are at most 255 together, and weights 128.
+template <int B>
+inline ints dot_signs(ints sums, const uints* weights, const uint32_t* x) {
+    const auto word = [=](int i) { return _mm256_set1_epi32((int)x[i * B]); };
+    ints a, b;  // written in assembly, because GCC keeps weights in registers that the sums need
+    asm("vpxor %3, %4, %1\n\tvpxor %5, %6, %2\n\tvpmaddubsw %1, %7, %1\n\tvpmaddubsw %2, %8, %2\n\t"
+        "vpaddw %2, %1, %1\n\tvpmaddwd %9, %1, %1\n\tvpaddd %1, %0, %0"
+        : "+x"(sums), "=&x"(a), "=&x"(b)
+        : "m"(weights[0]), "x"(word(1)), "m"(weights[PARTS]), "x"(word(3)), "x"(word(0)), "x"(word(2)), "x"(ints{} + 0x10001));
     return sums;
 }
 #else
-ints dot_signs(ints sums, const uints& weights, uint32_t sizes, uint32_t flips);
+template <int B> ints dot_signs(ints sums, const uints* weights, const uint32_t* x);
 #endif
 inline uints halves(uints v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
 
@@ -161,11 +164,11 @@ template <int B, int N>
 inline void add_signs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     ints a[B][N];
     std::memcpy(a, sums, sizeof a);
-    for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
+    for (int k = 0; k < steps; k += 2, w += 2 * PARTS, x += 4 * B)
 #pragma GCC unroll 8
         for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-            for (int j = 0; j < N; j++) a[b][j] = dot_signs(a[b][j], w[j], x[b], x[B + b]);
+            for (int j = 0; j < N; j++) a[b][j] = dot_signs<B>(a[b][j], w + j, x + b);
     std::memcpy(sums, a, sizeof a);
 }
 
