@@ -102,12 +102,11 @@ class NativeDecoder:
             rows += [(token, row, start + i) for i, token in enumerate(prompt)]
             last.append(len(rows) - 1)
         entries, ends = torch.tensor(rows, dtype=torch.int32), torch.tensor(last, dtype=torch.int32)
-        size = chunk or CHUNK
-        logits = torch.empty(len(prompts), self.config.vocab_size)
+        size, logits = chunk or CHUNK, []
         for first in range(0, len(entries), size):
-            here = (ends >= first) & (ends < first + size)
-            logits[here] = self._run(entries[first : first + size], ends[here] - first)
-        return logits
+            here = ends[(ends >= first) & (ends < first + size)]
+            logits.append(self._run(entries[first : first + size], here - first))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def extend(
         self, sequence: int, keep: int, tokens: list[int], wanted: int, chunk: int | None = None

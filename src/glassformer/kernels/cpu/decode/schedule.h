@@ -42,12 +42,13 @@ struct Scratch {
     }
 };
 
+inline int bits_of(const Matrix& w) { return w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4; }  // of a weight
+
 // Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes.
 inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
     constexpr long CHUNK = 256 << 10;
     if (batch >= MANY) return WIDE;
-    const long bits = w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4;
-    const long rows = std::min(CHUNK * 8 / (w.columns * bits), (long)w.rows / threads);
+    const long rows = std::min(CHUNK * 8 / ((long)w.columns * bits_of(w)), (long)w.rows / threads);
     const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // then three float32 rows are multiplied with 4 or 8 vectors at once
     const int step = threes ? 24 : WIDE;
     return (int)std::max(rows / step * step, (long)step);
@@ -55,10 +56,9 @@ inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
 
 // Parts of the vectors that a matmul is divided by, next to its rows. With many vectors each thread has vectors of its own as
 // far as possible: what it wrote for them before, it then reads from its own cache (GELU took six times as long with two
-// threads). It reads all weights for that, which takes little of the time from SHARE vectors on.
-inline int shares_of(int batch, int threads) {
-    constexpr int SHARE = 64;
-    return std::max(1, std::min(threads, batch / SHARE));
+// threads). Each thread then reads all weights, which takes little of the time from 8 vectors for each bit of a weight on.
+inline int shares_of(const Matrix& w, int batch, int threads) {
+    return std::max(1, std::min(threads, batch / (8 * bits_of(w))));
 }
 
 // work(chunk) for all chunks of a matmul, by all threads. Each thread has a first chunk and then takes the next free one, first
@@ -66,7 +66,7 @@ inline int shares_of(int batch, int threads) {
 // `taken`: the chunks that were taken in each share, beyond the first ones. Which thread sums a row does not change the result.
 template <class F>
 inline void for_chunks(int t, int threads, std::atomic<int>* taken, const Matrix& w, const Vectors& v, F work) {
-    const int rows = rows_per_chunk(w, v.batch, threads), shares = shares_of(v.batch, threads);
+    const int rows = rows_per_chunk(w, v.batch, threads), shares = shares_of(w, v.batch, threads);
     const auto first_thread = [=](int share) { return (share * threads + shares - 1) / shares; };
     for (int n = 0, share = t * shares / threads; n < shares; n++, share = (share + 1) % shares) {
         const int begin = first_thread(share), team = first_thread(share + 1) - begin;
