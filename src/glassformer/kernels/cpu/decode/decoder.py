@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.encoder import NativeEncoder
-from glassformer.kernels.cpu.decode.pack import address, zeros
+from glassformer.kernels.cpu.decode.pack import address, empty
 from glassformer.kernels.cpu.decode.stack import Tables, checked, reads_in_place, settle, weights_of
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.shapes import Float, Int
@@ -55,8 +55,8 @@ class NativeDecoder:
             settle(model, self.capacity)
         self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)
         self.model = self.tables.model
-        self.keys = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
-        self.values = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
+        self.keys = empty(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
+        self.values = empty(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
         self.source = model if isinstance(model, Seq2Seq) else None
         self.encoder = None if self.source is None else NativeEncoder(self.source, precision, self.threads)
