@@ -34,9 +34,10 @@ _HUGE = 2 << 20
 _COLLAPSE = 25
 """MADV_COLLAPSE (Linux 6.1): move existing memory to huge pages now."""
 _RELEASED: deque[mmap.mmap] = deque(maxlen=2)
-"""Memory of the keys and values of the last decoder, for the next one: the system clears new memory, which takes 2 to 3 %
-of a prompt of 512 tokens."""
+"""Memory of the keys and values of the last decoder, for the next one: the system would clear new memory, which takes
+2 % of a prompt of 512 tokens."""
 _MOST_RELEASED = 32 << 20
+"""Bytes of such a piece."""
 
 
 def stretch(n_bytes: int, reuses: bool = False) -> Tensor:
