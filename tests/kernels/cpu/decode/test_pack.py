@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from glassformer.kernels.cpu.decode.pack import (
     Store,
     collapse,
+    empty,
     group_of,
     halves,
     matrix,
@@ -14,7 +15,7 @@ from glassformer.kernels.cpu.decode.pack import (
     panels,
     quantise,
     room,
-    zeros,
+    stretch,
 )
 
 
@@ -64,11 +65,22 @@ def test_memory_in_huge_pages_holds_what_it_held():
 
 
 def test_a_large_cache_is_in_whole_huge_pages():
-    large, small = zeros(2, 1 << 19), zeros(10)
+    large, small = empty(2, 1 << 19), empty(10)
     assert large.data_ptr() % (2 << 20) == 0
     assert large.shape == (2, 1 << 19)
-    assert not large.any()
-    assert torch.equal(small, torch.zeros(10))
+    assert small.shape == (10,)
+
+
+def test_memory_of_a_cache_is_used_again_when_its_last_view_is_gone():
+    first = empty(1 << 20).fill_(7)
+    at, part = first.data_ptr(), first[:10]
+    del first
+    assert empty(1 << 20).data_ptr() != at  # `part` still uses it
+    assert torch.equal(part, torch.full((10,), 7.0))
+    del part
+    again = empty(1 << 19)
+    assert again.data_ptr() == at
+    assert not stretch(4 << 20).any()
 
 
 def test_float32_is_read_where_it_lies_and_other_layouts_are_copied():

@@ -56,11 +56,11 @@ void glass_multiply(const Matrix* matrix, const float* x, int32_t batch, int32_t
     barrier.n = threads;
     Prepared prepared;
     prepared.shape(*matrix, batch, threads);
-    std::atomic<int> taken{0};
+    std::vector<std::atomic<int>> taken(threads);
     pool().run(threads, [&](int t) {
         const Vectors& v = prepared.take(t, threads, x, matrix->columns, barrier);
-        for_row_chunks(t, threads, taken, *matrix, batch, [&](int first, int last, int next_row) {
-            multiply(*matrix, first, last, x, matrix->columns, v, y, matrix->rows, next_row);
+        for_chunks(t, threads, taken.data(), *matrix, v, [&](const Chunk& chunk) {
+            multiply(*matrix, chunk, x, matrix->columns, v, y, matrix->rows);
         });
     });
 }

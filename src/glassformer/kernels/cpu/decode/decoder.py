@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.encoder import NativeEncoder
-from glassformer.kernels.cpu.decode.pack import address, zeros
+from glassformer.kernels.cpu.decode.pack import address, empty
 from glassformer.kernels.cpu.decode.stack import Tables, checked, reads_in_place, settle, weights_of
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.shapes import Float, Int
@@ -55,8 +55,8 @@ class NativeDecoder:
             settle(model, self.capacity)
         self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)
         self.model = self.tables.model
-        self.keys = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
-        self.values = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
+        self.keys = empty(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
+        self.values = empty(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
         self.source = model if isinstance(model, Seq2Seq) else None
         self.encoder = None if self.source is None else NativeEncoder(self.source, precision, self.threads)
@@ -102,12 +102,11 @@ class NativeDecoder:
             rows += [(token, row, start + i) for i, token in enumerate(prompt)]
             last.append(len(rows) - 1)
         entries, ends = torch.tensor(rows, dtype=torch.int32), torch.tensor(last, dtype=torch.int32)
-        size = chunk or CHUNK
-        logits = torch.empty(len(prompts), self.config.vocab_size)
+        size, logits = chunk or CHUNK, []
         for first in range(0, len(entries), size):
-            here = (ends >= first) & (ends < first + size)
-            logits[here] = self._run(entries[first : first + size], ends[here] - first)
-        return logits
+            here = ends[(ends >= first) & (ends < first + size)]
+            logits.append(self._run(entries[first : first + size], here - first))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def extend(
         self, sequence: int, keep: int, tokens: list[int], wanted: int, chunk: int | None = None

@@ -76,13 +76,15 @@ struct Vectors {
     const float* scales_of(int i) const { return &scales[(long)i * groups() * tile]; }
     const int32_t* starts_of(int i) const { return &starts[(long)i * groups() * tile]; }
 
-    // Tiles part, part + parts, ... of `batch` vectors at a distance of `pitch`.
+    int start_of(int part, int parts) const { return (int)((long)tiles * part / parts); }  // its first tile
+
+    // One of some parts of `batch` vectors at a distance of `pitch`.
     void pack(const float* x, long pitch, int part, int parts) {
         static thread_local std::vector<uint32_t> room;
         const bool in_place = tile == 1 || form == LINES || words_apart();
         const long line = form == LINES ? depth : (depth + LANES - 1) / LANES * LANES;
         room.resize(LANES * line);
-        for (int i = part; i < tiles; i += parts) {
+        for (int i = start_of(part, parts); i < start_of(part + 1, parts); i++) {
             const float* from = x + (long)i * tile * pitch;
             uint32_t* to = &words[(long)i * depth * tile];
             if (form == FLOATS && (i + 1L) * tile + LANES <= batch && depth % LANES == 0) {
@@ -149,16 +151,19 @@ private:
 #endif
     }
 
-    // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES, SIGNS) or / 32512 (SPLIT: q = 256 high + low).
+    // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES) or / 32512 (SPLIT: q = 256 high + low). SIGNS: the
+    // largest sum of the four |x| that are added in 16 bits (packed.h) / 253, so that rounded it is 255 at most.
     void quantise(const float* x, uint32_t* to, int i, int b, int g) {
         floats most = {};
         for (int c = 0; c < group; c += LANES) {
-            const floats here = load(x + c), size = here < 0 ? -here : here;
+            const floats here = load(x + c);
+            floats size = here < 0 ? -here : here;
+            if (form == SIGNS) size = sum_of_four(size);
             most = size > most ? size : most;
         }
         float largest = 1e-30f;
         for (int k = 0; k < LANES; k++) largest = most[k] > largest ? most[k] : largest;
-        const float top = form == SPLIT ? 32512.0f : 127.0f, inverse = top / largest;
+        const float top = form == SPLIT ? 32512.0f : form == SIGNS ? 253.0f : 127.0f, inverse = top / largest;
         const long position = ((long)i * groups() + g) * tile + b;
         ints sums = {};
         for (int c = 0; c < group; c += LANES) {
@@ -187,6 +192,15 @@ private:
         scales[position] = largest / top, starts[position] = -zero * sum;
     }
 
+    // In each lane: of the eight columns of two steps, the four that are added. 0, 1, 4 and 5, or 2, 3, 6 and 7.
+    static floats sum_of_four(floats v) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        v += (floats)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1);
+        v += (floats)_mm256_permute_ps((__m256)v, 0xb1);
+#endif
+        return v;
+    }
+
     static ints round_to_int(floats x) {
 #if defined(__AVX512F__)
         return (ints)_mm512_cvtps_epi32((__m512)x);
@@ -208,6 +222,11 @@ private:
         *(bytes*)to = __builtin_convertvector(q, bytes);
 #endif
     }
+};
+
+struct Chunk {  // of a matmul: rows first..last times the tiles of vectors from..to
+    int first, last, from, to;
+    int next_row;  // if not 0, the row from which this thread will probably continue
 };
 
 }  // namespace glass

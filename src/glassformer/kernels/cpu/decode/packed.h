@@ -38,17 +38,20 @@ inline ints dot_bytes(ints sums, uints weights, uint32_t x) {  // four weights o
 ints dot_bytes(ints sums, uints weights, uint32_t x);  // never called: without the instruction no vectors have the form BYTES
 #endif
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// The same for the form SIGNS: absolute values times weights that have the signs of the products. The instruction adds two
-// products in 16 bits and would saturate with the weights as they are stored (2 * 255 * 127), but not with these (2 * 128 * 127).
-inline ints dot_signs(ints sums, const uints& weights, uint32_t sizes, uint32_t flips) {
-    ints both;  // written in assembly, because GCC keeps weights in registers that the sums need
-    asm("vpxor %2, %3, %1\n\tvpmaddubsw %1, %4, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
-        : "+x"(sums), "=&x"(both)
-        : "m"(weights), "x"(_mm256_set1_epi32((int)flips)), "x"(_mm256_set1_epi32((int)sizes)), "x"(ints{} + 0x10001));
+// Two steps for the form SIGNS: absolute values times weights that have the signs of the products. Four products are added in
+// 16 bits: the absolute values of four numbers are at most 255 together, and weights 128.
+template <int B>
+inline ints dot_signs(ints sums, const uints* weights, const uint32_t* x) {
+    const auto word = [=](int i) { return _mm256_set1_epi32((int)x[i * B]); };
+    ints a, b;  // written in assembly, because GCC keeps weights in registers that the sums need
+    asm("vpxor %3, %4, %1\n\tvpxor %5, %6, %2\n\tvpmaddubsw %1, %7, %1\n\tvpmaddubsw %2, %8, %2\n\t"
+        "vpaddw %2, %1, %1\n\tvpmaddwd %9, %1, %1\n\tvpaddd %1, %0, %0"
+        : "+x"(sums), "=&x"(a), "=&x"(b)
+        : "m"(weights[0]), "x"(word(1)), "m"(weights[PARTS]), "x"(word(3)), "x"(word(0)), "x"(word(2)), "x"(ints{} + 0x10001));
     return sums;
 }
 #else
-ints dot_signs(ints sums, const uints& weights, uint32_t sizes, uint32_t flips);
+template <int B> ints dot_signs(ints sums, const uints* weights, const uint32_t* x);
 #endif
 inline uints halves(uints v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
 
@@ -161,11 +164,11 @@ template <int B, int N>
 inline void add_signs(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     ints a[B][N];
     std::memcpy(a, sums, sizeof a);
-    for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
+    for (int k = 0; k < steps; k += 2, w += 2 * PARTS, x += 4 * B)
 #pragma GCC unroll 8
         for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-            for (int j = 0; j < N; j++) a[b][j] = dot_signs(a[b][j], w[j], x[b], x[B + b]);
+            for (int j = 0; j < N; j++) a[b][j] = dot_signs<B>(a[b][j], w + j, x + b);
     std::memcpy(sums, a, sizeof a);
 }
 
@@ -229,19 +232,19 @@ inline void store_tile(const Matrix& m, int row, int last, const Vectors& v, int
 }
 
 template <int KIND>
-inline void multiply_panels(const Matrix& m, int first, int last, const Vectors& v, float* y, long stride) {
+inline void multiply_panels(const Matrix& m, const Chunk& chunk, const Vectors& v, float* y, long stride) {
     float out[2 * TILE][WIDE];
     if (v.form == LINES) {
         Unit unit;
-        for (int row = first; row < last; row += WIDE)
-            for (int tile = 0; tile < v.tiles; tile++) {
+        for (int row = chunk.first; row < chunk.last; row += WIDE)
+            for (int tile = chunk.from; tile < chunk.to; tile++) {
                 amx_multiply(unit, panel_of(m, row), STEP, v.words_of(tile), v.depth, out[0]);
-                store_tile(m, row, last, v, tile, out, y, stride);
+                store_tile(m, row, chunk.last, v, tile, out, y, stride);
             }
         return;
     }
-    for (int row = first; row < last; row += WIDE)
-        for (int tile = 0; tile < v.tiles; tile++) {
+    for (int row = chunk.first; row < chunk.last; row += WIDE)
+        for (int tile = chunk.from; tile < chunk.to; tile++) {
             switch (v.tile) {
                 case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
                 case 2: tile_times<KIND, 2>(m, row, v, tile, out); break;
@@ -249,7 +252,7 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
                 case 14: if constexpr (LANES == 16) tile_times<KIND, 14>(m, row, v, tile, out); break;
                 default: tile_times<KIND, 8>(m, row, v, tile, out);
             }
-            store_tile(m, row, last, v, tile, out, y, stride);
+            store_tile(m, row, chunk.last, v, tile, out, y, stride);
         }
 }
 
@@ -263,16 +266,15 @@ inline void widen_panel(const Matrix& m, int row, float* panel) {
         }
 }
 
-// Rows first..last of y = m x (+ bias); `v` holds x in the form that form_of returns, except for few vectors and float32, which
-// use x itself. `first` is a multiple of 32. `next_row`: if not 0, the row from which this thread will probably continue.
-inline void multiply(const Matrix& m, int first, int last, const float* x, long pitch, const Vectors& v, float* y,
-                     long stride, int next_row = 0) {
-    if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, first, last, v, y, stride, next_row, widen_panel);
+// A chunk of y = m x (+ bias), whose first row is a multiple of 32; `v` holds x in the form that form_of returns, except for few
+// vectors and float32, which use x itself: all of them.
+inline void multiply(const Matrix& m, const Chunk& chunk, const float* x, long pitch, const Vectors& v, float* y, long stride) {
+    if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, chunk, v, y, stride, widen_panel);
     switch (m.kind) {
-        case F32: return multiply_rows(m, first, last, x, pitch, v.batch, y, stride, next_row);
-        case BF16: return multiply_panels<BF16>(m, first, last, v, y, stride);
-        case INT8: return multiply_panels<INT8>(m, first, last, v, y, stride);
-        default: return multiply_panels<INT4>(m, first, last, v, y, stride);
+        case F32: return multiply_rows(m, chunk.first, chunk.last, x, pitch, v.batch, y, stride, chunk.next_row);
+        case BF16: return multiply_panels<BF16>(m, chunk, v, y, stride);
+        case INT8: return multiply_panels<INT8>(m, chunk, v, y, stride);
+        default: return multiply_panels<INT4>(m, chunk, v, y, stride);
     }
 }
 

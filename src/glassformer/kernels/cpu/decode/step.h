@@ -35,7 +35,7 @@ struct Step {
     int asked = 0;
     float* logits = nullptr;
     Barrier barrier;
-    std::vector<std::atomic<int>> taken;  // number of chunks of each matmul that threads have taken, beyond the first chunk of each
+    std::vector<std::atomic<int>> taken;  // (matmuls, shares): chunks that were taken (for_chunks)
     std::vector<int> ends;                // by entry: where its run ends, consecutive entries of one sequence
     Scratch& scratch;
     const long model_pitch, qkv_pitch, mixed_pitch, hidden_pitch;
@@ -43,7 +43,7 @@ struct Step {
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, int threads, Scratch& scratch)
         : m(m), cache(cache), entries(entries), count(count), threads(threads), split(count >= SPREAD || !m.causal),
-          taken(m.layers * MATMULS + 1), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
+          taken((m.layers * MATMULS + 1) * threads), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
           qkv_pitch(padded_stride(m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value))),
           mixed_pitch(padded_stride(m.heads * m.d_value)), hidden_pitch(padded_stride(m.d_ff)) {
         barrier.n = threads;
@@ -88,9 +88,7 @@ struct Step {
 
 private:
     void matmul(int t, int which, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
-        for_row_chunks(t, threads, taken[which], w, count, [&](int first, int last, int next_row) {
-            multiply(w, first, last, x, pitch, v, y, stride, next_row);
-        });
+        for_chunks(t, threads, &taken[which * threads], w, v, [&](const Chunk& c) { multiply(w, c, x, pitch, v, y, stride); });
     }
     const Vectors& take(int t, Prepared& prepared, const float* x, long pitch) {
         return prepared.take(t, threads, x, pitch, barrier);
@@ -220,10 +218,11 @@ private:
 
     void feed(int t, int l, const float* in, const Vectors& v) {  // up projection, gate and activation
         const Layer& layer = m.layer[l];
-        for_row_chunks(t, threads, taken[l * MATMULS + UP], layer.up, count, [&](int a, int z, int next_row) {
-            multiply(layer.up, a, z, in, model_pitch, v, hidden, hidden_pitch, next_row);
-            if (m.gated) multiply(layer.gate, a, z, in, model_pitch, v, gates, hidden_pitch, next_row);
-            for (int b = 0; b < count; b++) {
+        for_chunks(t, threads, &taken[(l * MATMULS + UP) * threads], layer.up, v, [&](const Chunk& chunk) {
+            const int a = chunk.first, z = chunk.last;
+            multiply(layer.up, chunk, in, model_pitch, v, hidden, hidden_pitch);
+            if (m.gated) multiply(layer.gate, chunk, in, model_pitch, v, gates, hidden_pitch);
+            for (int b = chunk.from * v.tile; b < std::min(chunk.to * v.tile, count); b++) {
                 float *row = hidden + b * hidden_pitch, *gate = m.gated ? gates + b * hidden_pitch : row;
                 if (m.gated) clip(row + a, z - a, m.limit);
                 if (m.gated && m.limit > 0)
@@ -299,11 +298,11 @@ private:
             for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
         const Vectors& v = take(t, scratch.head_input, last, D);
-        for_row_chunks(t, threads, taken[m.layers * MATMULS], m.head, asked, [&](int first, int end, int next_row) {
-            multiply(m.head, first, end, last, D, v, logits, m.vocabulary, next_row);
+        for_chunks(t, threads, &taken[m.layers * MATMULS * threads], m.head, v, [&](const Chunk& chunk) {
+            multiply(m.head, chunk, last, D, v, logits, m.vocabulary);
             const float cap = m.head_softcap, inverse = 2 / cap;
-            for (int i = 0; cap > 0 && i < asked; i++)
-                apply(logits + (long)i * m.vocabulary + first, end - first,
+            for (int i = chunk.from * v.tile; cap > 0 && i < std::min(chunk.to * v.tile, asked); i++)
+                apply(logits + (long)i * m.vocabulary + chunk.first, chunk.last - chunk.first,
                       [=](floats z) { return cap - 2 * cap / (1 + exponential(z * inverse)); });
         });
         barrier.wait();
