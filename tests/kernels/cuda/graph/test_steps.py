@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import types
 
 import pytest
 import torch
@@ -166,3 +167,17 @@ def test_what_is_not_fused_has_a_reason(monkeypatch):
     assert "up to 64 sequences" in steps.why_not_fused(model, 65, "bfloat16")
     assert "d_model=14" in steps.why_not_fused(model, 1, "bfloat16")
     assert "decoder-only" in steps.why_not_fused(build(seq2seq()), 1, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("capability", "room", "reason"),
+    [
+        ((8, 9), 101376, "the GPU is older than compute capability 9.0"),
+        ((12, 0), 101376, "a block has 101376 bytes of shared memory on this GPU, and the kernels need 232448"),
+    ],
+)
+def test_smaller_gpus_have_no_fused_kernels(monkeypatch, capability, room, reason):
+    properties = types.SimpleNamespace(shared_memory_per_block_optin=room)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert steps.unsupported_device(torch.device("cuda")) == reason

@@ -1,4 +1,7 @@
-"""The launches of a decode step of one sequence as a program, which one launch runs for many steps (step.cu)."""
+"""The launches of a decode step of one sequence as a program, which one launch runs for many steps (step.cu).
+
+It is for weights in 8 bits: with twice as many, a graph of kernels is faster (docs/benchmarks_history.md).
+"""
 
 import ctypes
 import struct
@@ -100,7 +103,7 @@ def make_program(operations: Sequence[object], long: bool, processors: int, devi
     warps = launches.WARPS
     fixed = matmuls * ENTRY + 2 * INSTRUCTION + 2 * widest + 384 * warps + 512
     static = sum(attend.shared_bytes(macros) for macros in variants)
-    stages = (_shared_memory(device) - static - fixed) // (warps * STAGE)
+    stages = (SHARED_MEMORY - static - fixed) // (warps * STAGE)
     if stages < FEWEST_STAGES:
         return None
     shared = fixed + warps * stages * STAGE
@@ -123,13 +126,6 @@ def _weight_bytes(made: Sequence[Launch]) -> int:
     layers = [launch for launch in made if launch.macros.get("OUT", OUTPUTS["logits"]) != OUTPUTS["logits"]]
     given: list[Any] = [launch.given["weight"] for launch in layers]
     return sum(matrix.numel() * matrix.element_size() for weights in given for matrix in weights)
-
-
-def _shared_memory(device: torch.device) -> int:
-    if device.type != "cuda":
-        return SHARED_MEMORY
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY))
 
 
 def _number_formats(made: Sequence[Launch]) -> dict[str, int]:

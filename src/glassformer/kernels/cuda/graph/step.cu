@@ -1,4 +1,4 @@
-// One launch for whole decode steps of one sequence. Last part, after matmul.cuh, vectors.cu and attend.cu in namespaces.
+// One launch for whole decode steps of one sequence, with weights in 8 bits. Last part, after matmul.cuh, vectors.cu and attend.cu in namespaces.
 //
 // A step reads every weight once and computes little: memory and the latency between dependent matmuls are what limits it. Here
 // the blocks, one per multiprocessor, stay for all layers and steps. They run the instructions of a program in order: embedding,
@@ -145,10 +145,8 @@ __device__ inline void multiply_stage(const u8* stage, const u16* x, int bytes, 
     }
 }
 
-// The residual stream as operands, normalized. Returns what the sums are to be multiplied with: in bfloat16, which has the range,
-// the RMS norm divides the sums instead of x.
-__device__ inline float read_stream(const Instruction& in, const matmul::Arguments& a, const Four* weight, Shared& s) {
-    const bool deferred = OPERAND_IS_BF16 && in.norm == 1;
+// The residual stream as operands, normalized.
+__device__ inline void read_stream(const Instruction& in, const matmul::Arguments& a, const Four* weight, Shared& s) {
     const Four* stream = (const Four*)a.x;
     Four held[FLOATS];
     float sum = 0, squares = 0, centre = in.norm == 2 ? load_fresh((const float*)a.x) : 0.f;
@@ -164,11 +162,7 @@ __device__ inline float read_stream(const Instruction& in, const matmul::Argumen
             sum += d, squares += d * d;
         }
     }
-    if (deferred) {
-        squares = warp_sum(squares);
-        if (threadIdx.x % 32 == 0) s.room[threadIdx.x / 32] = squares;
-        sum = 0, squares = 1;
-    } else if (in.norm > 0) {
+    if (in.norm > 0) {
         block_sums(sum, squares, s.room);
         moments(sum, squares, centre, in.inner, a.eps, in.norm == 2);
     }
@@ -187,10 +181,6 @@ __device__ inline float read_stream(const Instruction& in, const matmul::Argumen
         put_x(s, at * 4, out[0] | (u32)out[1] << 16, out[2] | (u32)out[3] << 16);
     }
     sync_block();
-    if (!deferred) return 1;
-    squares = 0;
-    for (int w = 0; w < WARPS; w++) squares += s.room[w];
-    return rsqrtf(squares / in.inner + a.eps);
 }
 
 // What attention wrote in parts, merged (attend.cu: attend_items).
@@ -245,8 +235,7 @@ __device__ inline void multiply_all(const Arguments& all, const Instruction& in,
             if ((threadIdx.x + n * THREADS) * 4 < in.inner) weight[n] = ((const Four*)a.norm_weight)[threadIdx.x + n * THREADS];
     if (threadIdx.x == 0) s.best = 0;
     wait();
-    float factor = 1;
-    if (in.norm >= 0) factor = read_stream(in, a, weight, s);
+    if (in.norm >= 0) read_stream(in, a, weight, s);
     else if (in.splits) merge_heads(in, s);
     else {
         Pack held[PACKS];
@@ -274,7 +263,7 @@ __device__ inline void multiply_all(const Arguments& all, const Instruction& in,
                 int m = half, at = row;
                 if (!e.gated)
                     for (m = 0; at >= e.rows[m]; m++) at -= e.rows[m];
-                if (WEIGHTS) scale[half] = a.scale[m][at];
+                scale[half] = a.scale[m][at];
                 if (a.bias[m]) bias[half] = a.bias[m][at];
             }
         }
@@ -310,7 +299,7 @@ __device__ inline void multiply_all(const Arguments& all, const Instruction& in,
         }
         if (writes) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) value[half] = value[half] * factor * scale[half] + bias[half];
+            for (int half = 0; half < 2; half++) value[half] = value[half] * scale[half] + bias[half];
             matmul::put(a, in.out, in.activation, row, row, value[0], value[1], old, &s.best);
         }
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 from glassformer.kernels.cuda.graph import parts
 from glassformer.kernels.cuda.graph.cache import CapturedCache
 from glassformer.kernels.cuda.graph.fused import FusedStep
-from glassformer.kernels.cuda.graph.launches import WEIGHTS, Launch
+from glassformer.kernels.cuda.graph.launches import SHARED_MEMORY, WEIGHTS, Launch
 from glassformer.kernels.cuda.graph.linear import LARGEST_BATCH
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM, Seq2Seq
@@ -46,8 +46,12 @@ def why_not_fused(model: DecoderLM | Seq2Seq, batch: int, precision: str) -> str
 
 
 def unsupported_device(device: torch.device) -> str | None:
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
-        return "the GPU is older than compute capability 9.0"
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) < (9, 0):
+            return "the GPU is older than compute capability 9.0"
+        room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
+        if room < SHARED_MEMORY:
+            return f"a block has {room} bytes of shared memory on this GPU, and the kernels need {SHARED_MEMORY}"
     return None if nvrtc.is_available() else "CUDA's run-time compiler (libnvrtc) was not found"
 
 
