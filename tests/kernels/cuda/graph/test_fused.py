@@ -76,6 +76,11 @@ def test_a_llama_like_model(batch):
     assert error(config(), batch) < BF16
 
 
+def test_more_vectors_than_the_kernel_multiplies():
+    """The matmuls of the library round their results to 16 bits, as those of the engine do."""
+    assert error(config(), 70, torch.float16) < 2 * FP16
+
+
 @pytest.mark.parametrize(("batch", "cluster"), [(3, 2), (12, 2), (3, 8)])
 def test_blocks_share_the_columns_of_wide_matrices(batch, cluster, monkeypatch):
     """Slices of 3, 5 and 2 chunks of columns: not all blocks have as many."""
@@ -96,6 +101,28 @@ def test_blocks_share_the_columns_of_wide_matrices(batch, cluster, monkeypatch):
 def test_long_sequences(attention):
     """Keys fill the rings of all warps more than twice."""
     assert error(config(attention=attention), 2, torch.float16, length=150) < FP16
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"placement": "parallel", "residual_scale": 0.7},
+        {"norm": c.RMSNorm(weight=False), "feedforward": c.Dense(128, bias=True)},
+        {"feedforward": c.NoFeedForward(), "norm": c.RMSNorm(offset=1.0)},
+    ],
+    ids=["two readers of a norm", "no weight", "one branch"],
+)
+def test_matmuls_prepare_rms_norms(changes):
+    """In bfloat16 a norm of several vectors has no kernel, but for the first one and one that two matmuls read."""
+    cfg = config(**changes)
+    assert error(cfg, 5) < BF16
+    model = build(cfg, dtype=torch.bfloat16)
+    cache = model.new_cache("static", capacity=32)
+    with torch.no_grad():
+        model(torch.zeros(5, T, dtype=torch.long), cache=cache)
+    made = steps.captured_steps(model, cache, 5, 32, "bfloat16")
+    kernels = [op.kernel for op in made.body.operations]
+    assert kernels.count("normalize") == (1 + cfg.n_layers if cfg.placement == "parallel" else 1)
 
 
 FP16 = 6e-3

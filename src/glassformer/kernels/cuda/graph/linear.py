@@ -99,6 +99,8 @@ class Shape:
         As few blocks share the columns as their memory allows. If no number of them does, the vectors are read from L1,
         which is slow: cuBLAS is faster, but it has no weights in 8 bits with a scale.
         """
+        if self.batch > LARGEST_BATCH:
+            return None
         reads_all = self.experts or self.norm in (0, 1, 2)  # a block normalizes all columns
         sizes = (1,) if reads_all else CLUSTERS
         tiles = (2,) if self.out == "gated" else (2, 1)

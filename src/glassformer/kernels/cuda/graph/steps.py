@@ -38,8 +38,8 @@ def why_not_fused(model: DecoderLM | Seq2Seq, batch: int, precision: str) -> str
     """Return why a step of a model consists of torch's kernels alone, or None if fused kernels compute parts of it."""
     if precision not in WEIGHTS:
         return f"the fused kernels have no {precision}"
-    if batch > LARGEST_BATCH:
-        return f"the fused kernels decode up to {LARGEST_BATCH} sequences, not {batch}"
+    if WEIGHTS[precision] and batch > LARGEST_BATCH:
+        return f"the fused kernels multiply weights in 8 bits with up to {LARGEST_BATCH} vectors, not {batch}"
     if (reason := parts.unsupported_parts(model.config, 0).get("model")) is not None:
         return reason
     return unsupported_device(model.device)
