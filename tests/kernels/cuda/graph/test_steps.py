@@ -164,7 +164,7 @@ def test_experts_are_restored_after_a_capture():
 def test_what_is_not_fused_has_a_reason(monkeypatch):
     model = build(CONFIGS["learned"])
     assert "no float32" in steps.why_not_fused(model, 1, "float32")
-    assert "up to 64 sequences" in steps.why_not_fused(model, 65, "bfloat16")
+    assert "up to 64 vectors, not 65" in steps.why_not_fused(model, 65, "int8")
     assert "d_model=14" in steps.why_not_fused(model, 1, "bfloat16")
     assert "decoder-only" in steps.why_not_fused(build(seq2seq()), 1, "bfloat16")
 
