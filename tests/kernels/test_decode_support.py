@@ -56,6 +56,17 @@ def variant(name: str, part, **fields) -> dict:
     return found
 
 
+def inside_moe(name: str, part, **fields) -> dict:
+    """The changes of every field of a part of a mixture of six experts."""
+    found = {}
+    for field, values in fields.items():
+        parts = [part, *(dataclasses.replace(part, **{field: value}) for value in values)]
+        made = [c.replace(BASE, feedforward=dataclasses.replace(MOE, n_experts=6, **{name: one})) for one in parts]
+        kind = f"={part.kind}" if hasattr(part, "kind") else ""
+        found[f"feedforward=moe.{name}{kind}.{field}"] = (made[0], made[1:])
+    return found
+
+
 CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
     "vocab_size": change(vocab_size=[37]),
     "d_model": change(d_model=[72]),
@@ -109,6 +120,15 @@ CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
     **variant("feedforward", MOE, n_experts=[5], n_active=[1], normalize=[False], expert=[c.Gated(48)]),
     **variant("feedforward", MOE, router=[c.Router(score="sigmoid")], shared=[DENSE]),
     **variant("feedforward", c.MoE(4, 2, c.Dense(48), shared=c.Dense(48)), shared_gate=[True]),
+    **inside_moe("expert", DENSE, d_ff=[56], activation=["silu"], bias=[False]),
+    **inside_moe("expert", GATED, d_ff=[56], activation=["relu"], bias=[True], limit=[0.1]),
+    **inside_moe("expert", GATED, up_offset=[1.0], down_bias=[True]),
+    **inside_moe("shared", DENSE, d_ff=[56], activation=["silu"], bias=[False]),
+    **inside_moe("shared", GATED, d_ff=[56], activation=["relu"], bias=[True], limit=[0.1]),
+    **inside_moe("shared", GATED, up_offset=[1.0], down_bias=[True]),
+    **inside_moe("router", c.Router(), score=["sigmoid"], bias=[True], scale=[2.5], correction=[True]),
+    **inside_moe("router", c.Router(top_groups=1), groups=[2]),
+    **inside_moe("router", c.Router("sigmoid", groups=2), top_groups=[2], group_score=["max"]),
     "norm": change(norm=[c.RMSNorm()]),
     **variant("norm", c.LayerNorm(bias=False), weight=[False]),
     **variant("norm", c.LayerNorm(), eps=[0.5], bias=[False], offset=[1.0]),
@@ -178,7 +198,6 @@ for _kind, _values in OTHER.items():
             [c.replace(BASE, position=c.Rotary(scaling=dataclasses.replace(_part, **{_field: _value})))],
         )
 NESTED = (
-    *("feedforward=moe.expert=", "feedforward=moe.router.", "feedforward=moe.shared="),
     *("position=query_key.vectors=", "score_bias=", "attention.latent.", "position=rotary.scaling=long."),
 )
 """Parts inside variants that every kernel refuses whole (checked below)."""
@@ -256,8 +275,7 @@ def check(name: str) -> None:
 
 
 NOT_STARTED = (
-    *("feedforward=moe.", "position=query_key."),
-    *("embedding.project", "head.transform_bias"),
+    *("position=query_key.", "embedding.project", "head.transform_bias"),
 )
 """Changes whose starting point has a part that the kernels refuse whole."""
 
@@ -296,7 +314,7 @@ REFUSED = {
     *("head", "head.transform", "head.width", "head.softcap", "embedding.n_segments", "embedding.width"),
 }
 REFUSED_ON_CPU = {
-    *("feedforward", "layer_kinds", "position", "position=alibi.rounded", "attention.latent"),
+    *("position", "position=alibi.rounded", "attention.latent"),
     *("head", "head.transform", "head.width", "embedding.n_segments", "embedding.width"),
 }
 REFUSED_ON_CUDA = REFUSED | {

@@ -36,10 +36,12 @@ def test_biases_depend_on_the_distance_alone_and_add_up():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"feedforward": c.MoE(4, 2, c.Dense(11))},
         {"position": c.Alibi(rounded=True)},
         {"position": c.Rotary(scaling=c.LongScaling((1.0, 1.0), (2.0, 2.0), 8))},
-        {"position": c.Rotary(), "layer_kinds": (c.LayerKind((1,), feedforward=c.Gated(11)),)},
+        {
+            "position": c.Rotary(),
+            "layer_kinds": (c.LayerKind((1,), c.Rotary(scaling=c.LongScaling((1.0, 1.0), (2.0, 2.0), 8))),),
+        },
     ],
 )
 def test_what_no_kernel_computes_is_refused(changes):
@@ -48,9 +50,9 @@ def test_what_no_kernel_computes_is_refused(changes):
 
 def test_layers_that_share_a_block_share_its_packed_weights():
     weights = weights_of(float_model(decoder(d_model=64, n_heads=4, shared_blocks=(0, 0))), "int8")
-    assert weights.layers[0].up.weights == weights.layers[1].up.weights
+    assert weights.layers[0].feed.up.weights == weights.layers[1].feed.up.weights
     apart = weights_of(float_model(decoder(d_model=64, n_heads=4)), "int8")
-    assert apart.layers[0].up.weights != apart.layers[1].up.weights
+    assert apart.layers[0].feed.up.weights != apart.layers[1].feed.up.weights
 
 
 def test_packing_happens_once_while_nothing_changes():

@@ -14,7 +14,7 @@ void pass(const Model& model, Cache& cache, const Entry* entries, int count, int
     Step step(model, cache, entries, count, threads, scratch);
     before(step);
     pool().run(threads, [&step](int t) { step.run(t); });
-    if (scratch.used > Scratch::MOST) scratch = Scratch();
+    if (scratch.used + scratch.mixture.bytes() > Scratch::MOST) scratch = Scratch();
 }
 
 }  // namespace

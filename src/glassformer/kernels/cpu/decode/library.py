@@ -35,10 +35,31 @@ class Branch(ctypes.Structure):
     _fields_ = (("before", Norm), ("out", Norm), ("after", Norm))
 
 
+class FeedForward(ctypes.Structure):
+    """down(activation(gate(x)) * (up(x) + up_offset)), or down(activation(up(x))) without a gate."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("gate", "up", "down")),
+        ("limit", c_float), ("up_offset", c_float), ("activation", c_int32),
+    )  # fmt: skip
+
+
+class Experts(ctypes.Structure):
+    """A mixture of experts; `expert` has `count` feed-forwards, and the shared one after them if there is one."""
+
+    _fields_ = (
+        ("router", Matrix), ("shared_gate", Matrix), ("correction", c_void_p), ("expert", POINTER(FeedForward)),
+        ("scale", c_float),
+        *((name, c_int32) for name in ("count", "active", "has_shared", "score", "normalize")),
+        *((name, c_int32) for name in ("groups", "top_groups", "group_score")),
+    )  # fmt: skip
+
+
 class Layer(ctypes.Structure):
     _fields_ = (
         ("attention", Branch), ("cross", Branch), ("feedforward", Branch), ("q", Norm), ("k", Norm), ("cross_q", Norm),
-        *((name, Matrix) for name in ("q_of", "k_of", "v_of", "out", "cross_q_of", "cross_out", "gate", "up", "down")),
+        *((name, Matrix) for name in ("q_of", "k_of", "v_of", "out", "cross_q_of", "cross_out")),
+        ("feed", FeedForward), ("experts", Experts),
         *((name, c_void_p) for name in ("cosines", "sines", "sinks", "cross_sinks")),
         *((name, c_int32) for name in ("window", "rotated", "pairing")),
     )  # fmt: skip
@@ -46,11 +67,10 @@ class Layer(ctypes.Structure):
 
 class Model(ctypes.Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_value", "d_ff")),
-        *((name, c_int32) for name in ("vocabulary", "causal", "parallel", "activation", "gated", "qk_over")),
-        ("qk_last", c_int32), ("reach", c_int32),
+        *((name, c_int32) for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_value", "vocabulary")),
+        *((name, c_int32) for name in ("causal", "parallel", "qk_over", "qk_last", "reach")),
         *((name, c_float) for name in ("scale", "embed_scale", "head_scale", "residual_scale")),
-        *((name, c_float) for name in ("softcap", "head_softcap", "clip", "limit", "up_offset")),
+        *((name, c_float) for name in ("softcap", "head_softcap", "clip")),
         *((name, c_void_p) for name in ("tokens", "position_table", "biases")),
         ("embedded", Norm), ("last", Norm), ("head", Matrix), ("layer", POINTER(Layer)),
     )  # fmt: skip

@@ -11,19 +11,38 @@ struct Branch {  // x becomes after(x + residual_scale * out(f(before(x)))); a n
     Norm before, out, after;
 };
 
+struct FeedForward {  // down(activation(gate(x)) * (up(x) + up_offset)); gate.rows 0: down(activation(up(x)))
+    Matrix gate, up, down;
+    float limit, up_offset;  // limit of gate(x) from above and of up(x) on both sides, 0: none
+    int32_t activation;
+};
+
+enum RouterScore : int32_t { SOFTMAX, SIGMOID };
+enum GroupScore : int32_t { SUM_OF_TWO, LARGEST };
+
+struct Experts {  // a mixture: the `active` best of `count` experts compute a token, and the shared one if there is one
+    Matrix router, shared_gate;  // float32; shared_gate.rows 0: the shared expert has no gate
+    const float* correction;     // added to the scores when experts are chosen, or null
+    const FeedForward* expert;   // `count` of them; the shared expert is the next one
+    float scale;
+    int32_t count, active, has_shared, score, normalize, groups, top_groups, group_score;  // count 0: no mixture
+};
+
 struct Layer {
     Branch attention, cross, feedforward;
     Norm q, k, cross_q;  // of queries and keys
-    Matrix q_of, k_of, v_of, out, cross_q_of, cross_out, gate, up, down;  // cross_q_of.rows 0: no cross-attention
+    Matrix q_of, k_of, v_of, out, cross_q_of, cross_out;  // cross_q_of.rows 0: no cross-attention
+    FeedForward feed;                                     // up.rows 0: none
+    Experts experts;
     const float *cosines, *sines, *sinks, *cross_sinks;  // (N, rotated / 2) twice, (H) twice, or null
     int32_t window, rotated, pairing;                    // 0: no window, no rotation
 };
 
 struct Model {
-    int32_t layers, d_model, heads, kv_heads, d_head, d_value, d_ff, vocabulary;
-    int32_t causal, parallel, activation, gated, qk_over, qk_last, reach;
+    int32_t layers, d_model, heads, kv_heads, d_head, d_value, vocabulary;
+    int32_t causal, parallel, qk_over, qk_last, reach;
     float scale, embed_scale, head_scale, residual_scale;
-    float softcap, head_softcap, clip, limit, up_offset;  // 0: none
+    float softcap, head_softcap, clip;  // 0: none
     const float *tokens, *position_table;                 // (V,D), (N,D)
     const float* biases;  // by head and distance (key - query): causal from 1 - reach to 0, otherwise to reach - 1
     Norm embedded, last;  // weight null: no norm

@@ -78,8 +78,8 @@ struct Vectors {
 
     int start_of(int part, int parts) const { return (int)((long)tiles * part / parts); }  // its first tile
 
-    // One of some parts of `batch` vectors at a distance of `pitch`.
-    void pack(const float* x, long pitch, int part, int parts) {
+    // One of some parts of `batch` vectors at a distance of `pitch`; or, if `rows` are given, the vectors at these.
+    void pack(const float* x, long pitch, int part, int parts, const int32_t* rows = nullptr) {
         static thread_local std::vector<uint32_t> room;
         const bool in_place = tile == 1 || form == LINES || words_apart();
         const long line = form == LINES ? depth : (depth + LANES - 1) / LANES * LANES;
@@ -87,14 +87,14 @@ struct Vectors {
         for (int i = start_of(part, parts); i < start_of(part + 1, parts); i++) {
             const float* from = x + (long)i * tile * pitch;
             uint32_t* to = &words[(long)i * depth * tile];
-            if (form == FLOATS && (i + 1L) * tile + LANES <= batch && depth % LANES == 0) {
+            if (!rows && form == FLOATS && (i + 1L) * tile + LANES <= batch && depth % LANES == 0) {
                 interleave((const uint32_t*)from, pitch, to);
                 continue;
             }
             uint32_t* lines = in_place ? to : room.data();
             for (int b = 0; b < tile; b++) {
                 uint32_t* one = words_apart() ? to + b : lines + b * line;
-                if (i * tile + b < batch) convert(from + b * pitch, one, i, b);
+                if (i * tile + b < batch) convert(rows ? x + rows[i * tile + b] * pitch : from + b * pitch, one, i, b);
                 else clear(one, i, b);
             }
             if (!in_place) interleave(lines, line, to);

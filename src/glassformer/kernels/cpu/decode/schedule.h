@@ -5,14 +5,17 @@
 
 namespace glass {
 
+inline bool converts(const Matrix& w, int batch) { return batch >= MANY || w.kind != F32; }  // vectors are not read as they are
+
 // Vectors in the form that one kind of matrix needs: many vectors are one set that all threads prepare together, of few
 // vectors each thread has a copy.
 struct Prepared {
     std::vector<Vectors> sets;
+    int columns = 0;
     bool joint = false, needed = false;
 
     void shape(const Matrix& w, int batch, int threads) {
-        joint = batch >= MANY, needed = w.rows && batch && (joint || w.kind != F32);
+        columns = w.columns, joint = batch >= MANY, needed = w.rows && batch && converts(w, batch);
         if ((int)sets.size() < threads) sets.resize(threads);
         for (int t = 0; t < (joint ? 1 : threads); t++) sets[t].shape(w, batch, needed);
     }
@@ -21,24 +24,6 @@ struct Prepared {
         if (needed) joint ? set.pack(x, pitch, t, threads) : set.pack(x, pitch, 0, 1);
         if (joint) barrier.wait();
         return set;
-    }
-};
-
-// The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
-struct Scratch {
-    static constexpr long MOST = 64 << 20;  // bytes that are kept
-    std::vector<float> qkv, mixed, first, second, hidden, gates, stream, normed;
-    Prepared narrow, mixes, wide, head_input;  // residual stream, output of attention, hidden layer, input of the head
-    long used = 0;
-
-    float* need(std::vector<float>& held, long n) {
-        if ((long)held.size() < n + LANES) held.resize(n + LANES);
-        used += held.size() * sizeof(float);
-        return cache_aligned(held.data());
-    }
-    static Scratch& kept() {  // guarded by the lock of the pool
-        static Scratch* made = new Scratch;
-        return *made;
     }
 };
 

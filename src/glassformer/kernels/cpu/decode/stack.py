@@ -1,6 +1,7 @@
 """A stack of blocks as the kernels read it: which configs they support, its weights, and its position tables."""
 
 import ctypes
+import dataclasses
 import weakref
 from typing import Any, cast
 
@@ -15,32 +16,54 @@ from glassformer.kernels.cpu.decode.pack import KINDS, Precision, Store, collaps
 from glassformer.kernels.registry import Rule, any_values, unsupported_field
 from glassformer.model import DecoderLM, EncoderLM, Seq2Seq
 from glassformer.model.block import ParallelBlock, Stack
+from glassformer.model.layers import ACTIVATIONS as FUNCTIONS
+from glassformer.model.layers import Dense, Gated
+from glassformer.model.moe import MoE
 from glassformer.model.positions import Learned, NoPosition, Rotary, Sinusoidal, sinusoids
 
 Model = DecoderLM | EncoderLM | Seq2Seq
 ACTIVATIONS = (*decode_support.ACTIVATIONS, "quick_gelu")
 """In the order of their numbers in pointwise.h."""
 NORMED_PARTS = ("head", "heads", "all")
+SCORES, GROUP_SCORES = ("softmax", "sigmoid"), ("sum_of_two", "max")
+"""In the order of their numbers in model.h."""
 
 
-def _rotates_or_not(kinds: tuple[c.LayerKind, ...]) -> bool:
-    """Whether layers differ in their rotary positions alone, none of which changes its frequencies with the length."""
-    scalings = [getattr(kind.position, "scaling", None) for kind in kinds]
-    return all(kind.feedforward is None for kind in kinds) and not any(isinstance(s, c.LongScaling) for s in scalings)
+def _keeps_frequencies(kinds: tuple[c.LayerKind, ...]) -> bool:
+    """Whether no layer's rotary positions change their frequencies with the length of the sequence."""
+    return not any(isinstance(getattr(kind.position, "scaling", None), c.LongScaling) for kind in kinds)
+
+
+UNIT = "d_ff bias limit up_offset down_bias"
+"""Fields of a feed-forward that is not a mixture."""
+
+
+def _fields(part: str, names: str) -> str:
+    return " ".join(f"{part}.{name}" for name in names.split())
 
 
 ALLOWED: dict[str, Rule] = {
     **decode_support.ALLOWED,
     **any_values("first_norm residual_scale shared_blocks placement norm.weight norm.offset"),
-    "layer_kinds": _rotates_or_not,
+    "layer_kinds": _keeps_frequencies,  # and unsupported_config looks at each feed-forward
     "attention.qk_norm": {None, "layer_norm", "rms_norm"},
     **any_values("attention.qk_norm.eps attention.qk_norm.bias attention.qk_norm.weight attention.qk_norm.offset"),
     **any_values("attention.qk_norm_over attention.qk_norm_after_rotation attention.clip attention.softcap"),
-    **any_values(
-        "attention.sinks embedding.norm head.softcap feedforward.limit feedforward.up_offset feedforward.down_bias"
-    ),
-    "feedforward": {"dense", "gated", "none"},
+    **any_values("attention.sinks embedding.norm head.softcap"),
+    "feedforward": {"dense", "gated", "moe", "none"},
     "feedforward.activation": ACTIVATIONS,
+    **any_values(_fields("feedforward", UNIT)),
+    **any_values("feedforward.n_experts feedforward.n_active feedforward.normalize feedforward.shared_gate"),
+    "feedforward.expert": {"dense", "gated"},
+    "feedforward.expert.activation": ACTIVATIONS,
+    **any_values(_fields("feedforward.expert", UNIT)),
+    "feedforward.shared": {None, "dense", "gated"},
+    "feedforward.shared.activation": ACTIVATIONS,
+    **any_values(_fields("feedforward.shared", UNIT)),
+    "feedforward.router": {"Router"},
+    "feedforward.router.score": SCORES,
+    "feedforward.router.group_score": GROUP_SCORES,
+    **any_values(_fields("feedforward.router", "bias scale correction groups top_groups")),
     "position": {"none", "learned", "sinusoidal", "rotary", "alibi", "t5_bias"},
     "position.rounded": {False},
     "score_bias": {None, "t5_bias"},
@@ -59,9 +82,12 @@ ALLOWED_IN_ENCODERS: dict[str, Rule] = {
 
 def unsupported_config(config: c.ModelConfig) -> str | None:
     """Return why the CPU kernels cannot run a model of this config, or None if they can."""
-    if isinstance(config, c.EncoderConfig):
-        return unsupported_field(config, ALLOWED_IN_ENCODERS)
-    return unsupported_field(config, ALLOWED_IN_SEQ2SEQ if isinstance(config, c.Seq2SeqConfig) else ALLOWED)
+    allowed = ALLOWED
+    if not isinstance(config, c.DecoderConfig):
+        allowed = ALLOWED_IN_ENCODERS if isinstance(config, c.EncoderConfig) else ALLOWED_IN_SEQ2SEQ
+    others = (kind.feedforward for kind in config.layer_kinds if kind.feedforward is not None)
+    configs = [config, *(dataclasses.replace(config, feedforward=other, layer_kinds=()) for other in others)]
+    return next((reason for one in configs if (reason := unsupported_field(one, allowed)) is not None), None)
 
 
 def checked(model: Model, precision: str, remedy: str) -> Precision:
@@ -80,16 +106,16 @@ class Weights:
     """A stack as the kernels read it: structures with pointers to its parameters, or to a packed copy of them."""
 
     def __init__(self, model: Model, stack: Stack, precision: Precision):
-        cfg, feed, head = model.config, model.config.feedforward, model.head
+        cfg, head = model.config, model.head
         self.precision: Precision = precision
         self.store = Store(room([p for p in model.parameters() if p.dim() == 2], precision))
+        self.experts: list[Any] = []
+        """The structures of experts, kept alive."""
         attention, layers = cfg.attention, stack.layers
         self.model = library.Model(
             layers=len(layers), d_model=cfg.d_model, heads=cfg.n_heads, kv_heads=cfg.n_kv_heads, d_head=cfg.d_head,
-            d_value=cfg.d_value, d_ff=cfg.d_ff, vocabulary=cfg.vocab_size, causal=stack.causal,
-            parallel=cfg.placement in PARALLEL, activation=ACTIVATIONS.index(getattr(feed, "activation", "relu")),
-            gated=isinstance(feed, c.Gated), limit=getattr(feed, "limit", None) or 0,
-            up_offset=getattr(feed, "up_offset", 0), qk_over=NORMED_PARTS.index(attention.qk_norm_over),
+            d_value=cfg.d_value, vocabulary=cfg.vocab_size, causal=stack.causal,
+            parallel=cfg.placement in PARALLEL, qk_over=NORMED_PARTS.index(attention.qk_norm_over),
             qk_last=attention.qk_norm_after_rotation, scale=cfg.scale, softcap=attention.softcap or 0,
             clip=attention.clip or 0, residual_scale=cfg.residual_scale, embed_scale=cfg.embedding.scale,
             embedded=norm(self.store, stack.embed_norm), last=norm(self.store, stack.norm),
@@ -118,10 +144,36 @@ class Weights:
         if cross is not None:
             made.cross_q, made.cross_sinks = norm(store, cross.q_norm), store.refer(cross.sinks)
             made.cross_q_of, made.cross_out = linear(store, cross.q, precision), linear(store, cross.o, precision)
-        if feed is not None:
-            made.up, made.down = linear(store, feed.up, precision), linear(store, feed.down, precision)
-            if hasattr(feed, "gate"):
-                made.gate = linear(store, feed.gate, precision)
+        if isinstance(feed, MoE):
+            made.experts = self._experts(feed)
+        elif feed is not None:
+            made.feed = self._feedforward(feed)
+        return made
+
+    def _feedforward(self, feed: Dense | Gated) -> library.FeedForward:
+        number = next(i for i, name in enumerate(ACTIVATIONS) if FUNCTIONS[name] is feed.activation)
+        up, down = linear(self.store, feed.up, self.precision), linear(self.store, feed.down, self.precision)
+        if isinstance(feed, Dense):
+            return library.FeedForward(up=up, down=down, activation=number)
+        gate = linear(self.store, feed.gate, self.precision)
+        limits = {"limit": feed.limit or 0, "up_offset": feed.up_offset}
+        return library.FeedForward(gate=gate, up=up, down=down, activation=number, **limits)
+
+    def _experts(self, mixture: MoE) -> library.Experts:
+        """The router stays in float32: it is small, and a token that takes another expert is a large error."""
+        router, gate, store = mixture.router, mixture.shared_gate, self.store
+        units: list[Any] = [*mixture.experts, *([] if mixture.shared is None else [mixture.shared])]
+        made = library.Experts(
+            router=linear(store, router, "float32"), correction=store.refer(router.correction), scale=mixture.scale,
+            count=router.out_features, active=mixture.n_active, has_shared=mixture.shared is not None,
+            score=SCORES.index(router.spec.score), normalize=mixture.normalize, groups=router.spec.groups,
+            top_groups=router.spec.top_groups, group_score=GROUP_SCORES.index(router.spec.group_score),
+        )  # fmt: skip
+        if gate is not None:
+            made.shared_gate = linear(store, gate, "float32")
+        held = (library.FeedForward * len(units))(*(self._feedforward(unit) for unit in units))
+        self.experts.append(held)
+        made.expert = ctypes.cast(held, ctypes.POINTER(library.FeedForward))
         return made
 
     def _branch(self, block: Any, name: str) -> library.Branch:
@@ -233,9 +285,12 @@ def weights_of(model: Model, precision: Precision, stack: str = "decoder") -> We
 def fingerprint(model: Model) -> tuple[int, ...]:
     """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (checksum.h).
 
+    Buffers are weights too: the correction of a router.
+
     All weights are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
     """
-    held = [parameter.detach().contiguous() for parameter in model.parameters()]
+    weights = [*model.parameters(), *model.buffers()]
+    held = [weight.detach().contiguous() for weight in weights]
     ranges = (library.MemoryRange * len(held))(*[library.MemoryRange(p.data_ptr(), p.nbytes) for p in held])
     checksum = library.load().glass_checksum(ranges, len(ranges), torch.get_num_threads())
-    return (checksum, *(number for p in model.parameters() for number in (p.data_ptr(), p.nbytes)))
+    return (checksum, *(number for p in weights for number in (p.data_ptr(), p.nbytes)))

@@ -14,16 +14,16 @@
 //   out        chunks of rows of the output projection: columns of first
 //   residual   adds first to its copy, or to its share; no barrier, unless the next phase reads other shares (enter)
 // then the same for cross-attention and the feed-forward (columns of hidden, then of second). A parallel block adds first and
-// second at its end.
+// second at its end. A mixture of experts has other phases in place of a feed-forward's (experts.h).
 #pragma once
 #include "attention.h"
-#include "schedule.h"
+#include "experts.h"
 
 namespace glass {
 
 struct Step {
     static constexpr int SPREAD = 16;  // from this many entries on, each thread has the residual stream of some of them only
-    enum { Q, K, V, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, MATMULS };
+    enum { Q, K, V, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, ROUTER, GATHER, CONVERT, WORKS };  // what threads take chunks of
     const Model& m;
     Cache& cache;
     const Entry* entries;
@@ -35,17 +35,18 @@ struct Step {
     int asked = 0;
     float* logits = nullptr;
     Barrier barrier;
-    std::vector<std::atomic<int>> taken;  // (matmuls, shares): chunks that were taken (for_chunks)
+    std::vector<std::atomic<int>> taken;  // (works, shares): chunks that were taken (for_chunks)
     std::vector<int> ends;                // by entry: where its run ends, consecutive entries of one sequence
     Scratch& scratch;
-    const long model_pitch, qkv_pitch, mixed_pitch, hidden_pitch;
-    float *qkv, *mixed, *first, *second, *hidden, *gates = nullptr, *stream = nullptr, *normed = nullptr;
+    const long model_pitch, qkv_pitch, mixed_pitch;
+    long hidden_pitch = 0;  // of dense feed-forwards
+    float *qkv, *mixed, *first, *second, *hidden = nullptr, *gates = nullptr, *stream = nullptr, *normed = nullptr;
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, int threads, Scratch& scratch)
         : m(m), cache(cache), entries(entries), count(count), threads(threads), split(count >= SPREAD || !m.causal),
-          taken((m.layers * MATMULS + 1) * threads), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
+          taken((m.layers * WORKS + 1) * threads), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
           qkv_pitch(padded_stride(m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value))),
-          mixed_pitch(padded_stride(m.heads * m.d_value)), hidden_pitch(padded_stride(m.d_ff)) {
+          mixed_pitch(padded_stride(m.heads * m.d_value)) {
         barrier.n = threads;
         scratch.used = 0;
         for (int i = count - 1; i >= 0; i--) {
@@ -56,15 +57,13 @@ struct Step {
         qkv = scratch.need(scratch.qkv, count * qkv_pitch);
         mixed = scratch.need(scratch.mixed, count * mixed_pitch);
         first = scratch.need(scratch.first, count * model_pitch), second = scratch.need(scratch.second, count * model_pitch);
-        hidden = scratch.need(scratch.hidden, count * hidden_pitch);
-        if (m.gated) gates = scratch.need(scratch.gates, count * hidden_pitch);
         if (split) stream = scratch.need(scratch.stream, count * model_pitch);
         if (split) normed = scratch.need(scratch.normed, count * model_pitch);
         if (m.layers) {  // matrices with the same number of columns have the same kind
             const Layer& layer = m.layer[0];
             scratch.narrow.shape(layer.q_of, count, threads), scratch.mixes.shape(layer.out, count, threads);
-            scratch.wide.shape(layer.down, count, threads);
         }
+        shape_feedforwards();
     }
 
     void ask(const int32_t* entries_, int n, float* to) {  // the logits of n entries are wanted
@@ -87,6 +86,23 @@ struct Step {
     }
 
 private:
+    void shape_feedforwards() {
+        bool gated = false;
+        scratch.mixture.hidden_pitch = 0;
+        for (int l = 0; l < m.layers; l++) {
+            const FeedForward& feed = m.layer[l].feed;
+            const Experts& e = m.layer[l].experts;
+            if (feed.up.rows) {
+                hidden_pitch = std::max(hidden_pitch, padded_stride(feed.up.rows)), gated |= feed.gate.rows > 0;
+                scratch.wide_of(feed.down).shape(feed.down, count, threads);
+            } else if (e.count) {
+                scratch.mixture.shape(e, count, model_pitch), scratch.router.shape(e.router, count, threads);
+            }
+        }
+        hidden = scratch.need(scratch.hidden, count * hidden_pitch);
+        if (gated) gates = scratch.need(scratch.gates, count * hidden_pitch);
+    }
+
     void matmul(int t, int which, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
         for_chunks(t, threads, &taken[which * threads], w, v, [&](const Chunk& c) { multiply(w, c, x, pitch, v, y, stride); });
     }
@@ -216,22 +232,39 @@ private:
         if (branch.after.weight) norm_rows(t, branch.after, x, x);
     }
 
-    void feed(int t, int l, const float* in, const Vectors& v) {  // up projection, gate and activation
-        const Layer& layer = m.layer[l];
-        for_chunks(t, threads, &taken[(l * MATMULS + UP) * threads], layer.up, v, [&](const Chunk& chunk) {
-            const int a = chunk.first, z = chunk.last;
-            multiply(layer.up, chunk, in, model_pitch, v, hidden, hidden_pitch);
-            if (m.gated) multiply(layer.gate, chunk, in, model_pitch, v, gates, hidden_pitch);
-            for (int b = chunk.from * v.tile; b < std::min(chunk.to * v.tile, count); b++) {
-                float *row = hidden + b * hidden_pitch, *gate = m.gated ? gates + b * hidden_pitch : row;
-                if (m.gated) clip(row + a, z - a, m.limit);
-                if (m.gated && m.limit > 0)
-                    for (int i = a; i < z; i++) gate[i] = std::min(gate[i], m.limit);
-                activate(m.activation, gate + a, z - a);
-                if (m.gated)
-                    for (int i = a; i < z; i++) row[i] = (row[i] + m.up_offset) * gate[i];
-            }
+    void feed(int t, int l, const float* in) {  // a dense feed-forward
+        const FeedForward& feed = m.layer[l].feed;
+        const Vectors& v = take(t, scratch.narrow, in, model_pitch);
+        for_chunks(t, threads, &taken[(l * WORKS + UP) * threads], feed.up, v, [&](const Chunk& chunk) {
+            multiply_up(feed, chunk, in, model_pitch, v, hidden, gates, hidden_pitch);
         });
+        barrier.wait();
+        const Vectors& wide = take(t, scratch.wide_of(feed.down), hidden, hidden_pitch);
+        matmul(t, l * WORKS + DOWN, feed.down, hidden, hidden_pitch, wide, second, model_pitch);
+        barrier.wait();
+    }
+
+    void mix(int t, int l, const float* in) {  // a mixture of experts
+        const Experts& e = m.layer[l].experts;
+        Mixture& mixture = scratch.mixture;
+        const auto counter = [&](int work) -> std::atomic<int>& { return taken[(l * WORKS + work) * threads]; };
+        matmul(t, l * WORKS + ROUTER, e.router, in, model_pitch, take(t, scratch.router, in, model_pitch), mixture.scores.data(), e.count);
+        barrier.wait();
+        for (int b = share_of(t); b < share_of(t + 1); b++) mixture.choose(e, b, in + b * model_pitch, m.d_model);
+        barrier.wait();
+        if (!t) mixture.distribute(e, count, threads);
+        barrier.wait();
+        mixture.gather(e, counter(GATHER), in, m.d_model);
+        barrier.wait();
+        mixture.multiply_first(e, counter(UP), threads);
+        barrier.wait();
+        mixture.convert_hidden(e, counter(CONVERT));
+        barrier.wait();
+        mixture.multiply_second(e, counter(DOWN), threads);
+        barrier.wait();
+        const int from = split ? 0 : m.d_model * t / threads, to = split ? m.d_model : m.d_model * (t + 1) / threads;
+        for (int b = begin(t); b < end(t); b++) mixture.sum(e, b, from, to, second + b * model_pitch);
+        if (!split) barrier.wait();
     }
 
     void embed(int t, float* x) {
@@ -258,7 +291,7 @@ private:
 
     void block(int t, int l, float* x, float* normed) {
         const Layer& layer = m.layer[l];
-        const int at = l * MATMULS;
+        const int at = l * WORKS;
         const float* in = enter(t, layer.attention, x, normed);
         const Vectors& v = take(t, scratch.narrow, in, model_pitch);
         matmul(t, at + Q, layer.q_of, in, model_pitch, v, q_of(0), qkv_pitch);
@@ -276,13 +309,9 @@ private:
             project_out(t, at + CROSS_OUT, layer.cross_out);
             leave(t, layer.cross, x, normed, first);
         }
-        if (!m.d_ff) return;
+        if (!layer.feed.up.rows && !layer.experts.count) return;
         in = enter(t, layer.feedforward, x, normed);
-        feed(t, l, in, take(t, scratch.narrow, in, model_pitch));
-        barrier.wait();
-        const Vectors& wide = take(t, scratch.wide, hidden, hidden_pitch);
-        matmul(t, at + DOWN, layer.down, hidden, hidden_pitch, wide, second, model_pitch);
-        barrier.wait();
+        layer.experts.count ? mix(t, l, in) : feed(t, l, in);
         if (m.parallel) leave(t, layer.attention, x, normed, first);
         leave(t, layer.feedforward, x, normed, second);
     }
@@ -298,7 +327,7 @@ private:
             for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
         const Vectors& v = take(t, scratch.head_input, last, D);
-        for_chunks(t, threads, &taken[m.layers * MATMULS * threads], m.head, v, [&](const Chunk& chunk) {
+        for_chunks(t, threads, &taken[m.layers * WORKS * threads], m.head, v, [&](const Chunk& chunk) {
             multiply(m.head, chunk, last, D, v, logits, m.vocabulary);
             const float cap = m.head_softcap, inverse = 2 / cap;
             for (int i = chunk.from * v.tile; cap > 0 && i < std::min(chunk.to * v.tile, asked); i++)
