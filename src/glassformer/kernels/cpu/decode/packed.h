@@ -98,6 +98,21 @@ __attribute__((noinline)) void few_bf16(const uint8_t* w, int steps, const float
     }
 }
 
+// Two panels of bfloat16 times one vector, so that additions of one row do not wait for each other (rows.h: two_streams).
+__attribute__((noinline)) inline void two_bf16(const uint8_t* w, const uint8_t* v, int steps, const float* x, float (*out)[WIDE]) {
+    floats sums[2][PARTS] = {};
+    for (int k = 0; k < steps; k++, w += STEP, v += STEP, x += 2)
+#pragma GCC unroll 8
+        for (int j = 0; j < PARTS; j++) {
+            const uints a = ((const uints*)w)[j], b = ((const uints*)v)[j];
+            sums[0][j] = multiply_add(sums[0][j], (floats)(a << 16), broadcast(x[0]));
+            sums[1][j] = multiply_add(sums[1][j], (floats)(b << 16), broadcast(x[0]));
+            sums[0][j] = multiply_add(sums[0][j], (floats)(a & 0xffff0000u), broadcast(x[1]));
+            sums[1][j] = multiply_add(sums[1][j], (floats)(b & 0xffff0000u), broadcast(x[1]));
+        }
+    std::memcpy(out, sums, sizeof sums);
+}
+
 // sums[b][j] += N parts of some steps of a panel times bytes of B vectors: every word of x, or every second one.
 template <int KIND, int WORDS, int B, int N>
 inline void add_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
@@ -243,7 +258,14 @@ inline void multiply_panels(const Matrix& m, const Chunk& chunk, const Vectors& 
             }
         return;
     }
-    for (int row = chunk.first; row < chunk.last; row += WIDE)
+    int row = chunk.first;
+    if (KIND == BF16 && v.batch == 1 && LANES == 16)
+        for (const int half = (chunk.last - row) / WIDE / 2 * WIDE; row < chunk.first + half; row += WIDE) {
+            two_bf16(panel_of(m, row), panel_of(m, row + half), steps_of(m), (const float*)v.words_of(0), out);
+            for (int k = 0; k < 2; k++) store_tile(m, row + k * half, chunk.last, v, 0, out + k, y, stride);
+            if (row + WIDE == chunk.first + half) { row += half + WIDE; break; }
+        }
+    for (; row < chunk.last; row += WIDE)
         for (int tile = chunk.from; tile < chunk.to; tile++) {
             switch (v.tile) {
                 case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
