@@ -98,7 +98,8 @@ __attribute__((noinline)) void few_bf16(const uint8_t* w, int steps, const float
     }
 }
 
-// Two panels of bfloat16 times one vector, so that additions of one row do not wait for each other (rows.h: two_streams).
+// Two panels of bfloat16 times one vector, for the reasons of two_streams (rows.h): a step of four models takes 9 to 12 % less time.
+// Integers gain nothing, because their sums do not wait.
 __attribute__((noinline)) inline void two_bf16(const uint8_t* w, const uint8_t* v, int steps, const float* x, float (*out)[WIDE]) {
     floats sums[2][PARTS] = {};
     for (int k = 0; k < steps; k++, w += STEP, v += STEP, x += 2)
@@ -258,14 +259,12 @@ inline void multiply_panels(const Matrix& m, const Chunk& chunk, const Vectors& 
             }
         return;
     }
-    int row = chunk.first;
-    if (KIND == BF16 && v.batch == 1 && LANES == 16)
-        for (const int half = (chunk.last - row) / WIDE / 2 * WIDE; row < chunk.first + half; row += WIDE) {
-            two_bf16(panel_of(m, row), panel_of(m, row + half), steps_of(m), (const float*)v.words_of(0), out);
-            for (int k = 0; k < 2; k++) store_tile(m, row + k * half, chunk.last, v, 0, out + k, y, stride);
-            if (row + WIDE == chunk.first + half) { row += half + WIDE; break; }
-        }
-    for (; row < chunk.last; row += WIDE)
+    const int half = KIND == BF16 && v.batch == 1 && LANES == 16 ? (chunk.last - chunk.first) / WIDE / 2 * WIDE : 0;
+    for (int row = chunk.first; row < chunk.first + half; row += WIDE) {
+        two_bf16(panel_of(m, row), panel_of(m, row + half), steps_of(m), (const float*)v.words_of(0), out);
+        for (int k = 0; k < 2; k++) store_tile(m, row + k * half, chunk.last, v, 0, out + k, y, stride);
+    }
+    for (int row = chunk.first + 2 * half; row < chunk.last; row += WIDE)
         for (int tile = chunk.from; tile < chunk.to; tile++) {
             switch (v.tile) {
                 case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
