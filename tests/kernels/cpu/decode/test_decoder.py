@@ -12,6 +12,7 @@ from glassformer.kernels.cpu.decode.decoder import default_threads
 from glassformer.kernels.cpu.decode.pack import group_of, packed_as, quantise
 from glassformer.kernels.toolchain import cxx
 from glassformer.model import build
+from glassformer.model.moe import Router
 from tests import variants
 from tests.sampled import examples
 from tests.variants import decoder, lively, tokens
@@ -106,7 +107,8 @@ def test_threads_and_batch_do_not_change_a_bit(precision):
 def round_matrices(model, precision, bound=1.0):
     """The model that the kernels stand for: matrices rounded as they are packed, the rounding itself within bounds."""
     for name, weight in model.named_parameters():
-        if weight.dim() == 2 and not name.startswith(("embed", "decoder.position")):
+        is_exact = name.startswith(("embed", "decoder.position")) or "router" in name or "shared_gate" in name
+        if weight.dim() == 2 and not is_exact:
             kind = packed_as(weight.shape[1], precision)
             if kind == "bfloat16":
                 rounded = weight.bfloat16().float()
@@ -187,6 +189,85 @@ def test_a_changed_weight_is_seen_in_every_precision():
         model.blocks[0].attention.v.weight.data[:2] = model.blocks[0].attention.v.weight.data[[1, 0]]  # behind its back
         after = stepped(model, ids, precision=precision)
         assert relative(after, before) > 1e-4, precision
+
+
+MIXTURES = {
+    "softmax": c.MoE(5, 2, c.Gated(96)),
+    "shared": c.MoE(5, 3, c.Dense(64), normalize=False, shared=c.Gated(160, bias=True), shared_gate=True),
+    "groups": c.MoE(
+        8, 3, c.Gated(64, limit=0.7, up_offset=1.0), shared=c.Dense(64),
+        router=c.Router("sigmoid", bias=True, scale=2.5, correction=True, groups=4, top_groups=2),
+    ),
+}  # fmt: skip
+
+
+def mixture(feedforward, **changes):
+    """Layers of experts around a dense one."""
+    config = decoder(d_model=128, n_heads=4, n_layers=3, feedforward=feedforward, max_len=128, **changes)
+    dense = c.LayerKind((1,), feedforward=c.Dense(192))
+    return float_model(c.replace(config, layer_kinds=(dense,)), std=0.1)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@torch.no_grad()
+def test_experts_compute_prompts_and_steps_as_the_engine_does(name):
+    """Runs of one vector, of a few and of many; more threads than experts have tokens."""
+    model = mixture(MIXTURES[name])
+    prompts = [tokens(1, n, seed=n)[0].tolist() for n in (100, 1, 23)]
+    native = NativeDecoder(model, rows=3, capacity=128, threads=7)
+    found, after = native.read(prompts), native.step(torch.tensor([1, 2, 3]))
+    for row, prompt in enumerate(prompts):
+        wanted = model(torch.tensor([[*prompt, row + 1]]))[0]
+        assert relative(found[row], wanted[-2]) < 3e-5
+        assert relative(after[row], wanted[-1]) < 3e-5
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(("precision", "close"), [("bfloat16", 2e-5), ("int8", 5e-4), ("int4", 5e-2)])
+@torch.no_grad()
+def test_experts_in_lower_precisions_equal_the_engine_with_the_same_rounded_weights(name, precision, close):
+    """The router is not rounded. The median token: int4 rounds activations to 8 bits, and a few take another expert."""
+    model, ids = mixture(MIXTURES[name], head=c.Head(tied=False)), tokens(2, 10)
+    found = stepped(model, ids, precision=precision)
+    for threads in (1, 5):
+        assert torch.equal(stepped(model, ids, precision=precision, threads=threads), found)
+        assert torch.equal(stepped(model, ids[1:], precision=precision, threads=threads), found[1:])
+    round_matrices(model, precision)
+    wanted = model(ids)
+    errors = (found - wanted).abs().amax(-1) / wanted.abs().max()
+    assert errors.median() < close
+    assert precision == "int4" or errors.max() < close
+
+
+@torch.no_grad()
+def test_equal_scores_choose_the_experts_and_groups_that_the_engine_chooses():
+    model, ids = mixture(MIXTURES["groups"]), tokens(2, 40)
+    for module in model.modules():
+        if isinstance(module, Router):
+            for held in (module.weight, module.bias, module.correction):
+                held.zero_()
+    native = NativeDecoder(model, rows=2, capacity=64)
+    assert relative(native.read(ids.tolist()), model(ids)[:, -1]) < 3e-5
+
+
+@torch.no_grad()
+def test_a_changed_correction_of_a_router_is_seen():
+    model, ids = mixture(MIXTURES["groups"]).bfloat16(), tokens(1, 6)
+    before = stepped(model, ids)
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.correction.copy_(torch.linspace(0, 4, 8))
+    assert relative(stepped(model, ids), before) > 1e-3
+
+
+@torch.no_grad()
+def test_scores_that_are_nan_give_nan():
+    model = mixture(MIXTURES["softmax"])
+    model.blocks[0].feedforward.router.weight[2] = float("nan")
+    native = NativeDecoder(model, rows=2, capacity=64)
+    assert native.read([list(range(30)), [1]]).isnan().all()
+    assert native.step(torch.tensor([1, 2])).isnan().all()
 
 
 def test_a_full_cache_and_wrong_settings_are_sentences():
