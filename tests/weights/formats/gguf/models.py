@@ -86,6 +86,12 @@ CASES = {
     "qwen3": llama(
         Attention(6, n_kv_heads=2, d_head=14, bias=False, qk_norm=RMSNorm(eps=1e-5)), norm=RMSNorm(eps=1e-5)
     ),
+    "qwen3moe": llama(
+        Attention(6, n_kv_heads=2, d_head=14, bias=False, qk_norm=RMSNorm(eps=1e-5)), feedforward=MoE(5, 2, Gated(53))
+    ),
+    "olmo2": llama(
+        Attention(6, n_kv_heads=2, bias=False, qk_norm=RMSNorm(eps=1e-5), qk_norm_over="all"), placement="after"
+    ),
     "gemma": gemma(),
     "gemma2": gemma(
         Attention(4, 2, d_head=10, bias=False, scale=10**-0.5, softcap=5.0, window=4, window_layers=(0, 2)),

@@ -33,6 +33,11 @@ CASES = {
     ),
     "llama": ("Llama", SIZES),
     "qwen3": ("Qwen3", SIZES),
+    "qwen3 moe": (
+        "Qwen3Moe",
+        {**SIZES, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "olmo2": ("Olmo2", NARROW),
 }
 
 

@@ -219,6 +219,29 @@ QWEN3 = Architecture(
     fixed={**SILU, "attention_bias": (False,)},
 )
 
+QWEN3_MOE = Architecture(
+    name="qwen3moe",
+    types=("qwen3_moe",),
+    keys=(
+        *LLAMA_KEYS[:-2],
+        Key("expert_count", "num_experts"),
+        Key("expert_used_count", "num_experts_per_tok"),
+        Key("expert_feed_forward_length", "moe_intermediate_size"),
+    ),
+    fixed={
+        **SILU, "attention_bias": (False,), "norm_topk_prob": (True,), "decoder_sparse_step": (1,), "mlp_only_layers": ([],)
+    },
+)  # fmt: skip
+
+OLMO2 = Architecture(
+    name="olmo2",
+    types=("olmo2",),
+    keys=LLAMA_KEYS[:-2],
+    names={name: ours for name, ours in NAMES.items() if not name.endswith("_norm") or name[:6] in ("attn_q", "attn_k")}
+    | {"post_attention_norm": "norm_attention", "post_ffw_norm": "norm_feedforward"},
+    fixed={**SILU, "attention_bias": (False,)},
+)
+
 GEMMA_NORMS: dict[str, Any] = {
     "layouts": lambda config: {name: PLUS_ONE for name in NAMES if name.endswith("norm")},
     "norm": PLUS_ONE,
@@ -291,5 +314,5 @@ STABLELM = Architecture(
     flags={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
 )
 
-ARCHITECTURES = (GPT2, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, STABLELM)
+ARCHITECTURES = (GPT2, LLAMA, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA, GEMMA2, GEMMA3, PHI3, STABLELM)
 """Every architecture. Those of families that are not read yet are used when they are."""
