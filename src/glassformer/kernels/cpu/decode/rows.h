@@ -107,30 +107,36 @@ inline void rows_times(const Matrix& m, int row, const float* next, const float*
         for (int b = 0; b < B; b++) y[b][row + r] = out[r * B + b] + (m.bias ? m.bias[row + r] : 0.0f);
 }
 
-// Some rows times one vector: the first half of them together with the second, row by row.
+// Some rows times B vectors: the first half of them together with the second, row by row.
 //
 // Additions of one row wait for each other, and then memory waits for them. Two rows at once do not, and as they are far apart,
-// each half is one long stream, which the hardware prefetcher follows: 83 to 86 GB/s instead of 72 to 80 by two threads.
-// Unrolled, because a step of GPT-2 otherwise takes up to 7 % longer, depending on the alignment of the code.
-inline void two_streams(const Matrix& m, int first, int last, const float* x, float* y) {
+// each half is one long stream, which the hardware prefetcher follows: 83 to 86 GB/s instead of 72 to 80 by two threads and one
+// vector. For more than two, more rows at once are faster, because they share vectors. Unrolled, because a step of GPT-2 otherwise takes up to 7 % longer, depending on the alignment of the code.
+template <int B>
+inline void two_streams(const Matrix& m, int first, int last, const float* const* x, float* const* y) {
     const int half = (last - first) / 2;
     const long columns = m.columns, whole = columns / LANES * LANES;
     for (int row = first; row < first + half; row++) {
         const float *w = (const float*)m.weights + (long)row * columns, *v = w + half * columns;
-        floats a = {}, b = {};
+        floats a[B] = {}, b[B] = {};
 #pragma GCC unroll 4
         for (long i = 0; i < whole; i += LANES) {
-            const floats here = in_register(load(x + i));
-            a = multiply_add(a, load(w + i), here), b = multiply_add(b, load(v + i), here);
+            const floats left = in_register(load(w + i)), right = in_register(load(v + i));
+#pragma GCC unroll 8
+            for (int n = 0; n < B; n++) {
+                const floats here = in_register(load(x[n] + i));
+                a[n] = multiply_add(a[n], left, here), b[n] = multiply_add(b[n], right, here);
+            }
         }
-        float out[2] = {sum_lanes(a), sum_lanes(b)};
         for (int k = 0; k < 2; k++) {
             const int to = row + k * half;
-            if (whole < columns) add_rest(k ? v : w, columns, whole, &x, 1, 1, &out[k]);
-            y[to] = out[k] + (m.bias ? m.bias[to] : 0.0f);
+            float out[B];
+            for (int n = 0; n < B; n++) out[n] = sum_lanes(k ? b[n] : a[n]);
+            if (whole < columns) add_rest(k ? v : w, columns, whole, x, 1, B, out);
+            for (int n = 0; n < B; n++) y[n][to] = out[n] + (m.bias ? m.bias[to] : 0.0f);
         }
     }
-    if ((last - first) % 2) rows_times<1, 1, false>(m, last - 1, nullptr, &x, &y);
+    if ((last - first) % 2) rows_times<1, B, false>(m, last - 1, nullptr, x, y);
 }
 
 // B vectors; the last is repeated for missing ones, which are computed and written again. As many vectors as the registers
@@ -145,6 +151,7 @@ inline void band(const Matrix& m, int first, int last, const float* x, long pitc
         const long at = b < vectors ? b : vectors - 1;
         from[b] = x + at * pitch, to[b] = y + at * stride;
     }
+    if constexpr (LANES == 16 && B <= 2) return two_streams<B>(m, first, last, from, to);
     int row = first;
     const float* all = (const float*)m.weights;
     for (; row + R <= last; row += R) {
@@ -163,7 +170,6 @@ inline void multiply_rows(const Matrix& m, int first, int last, const float* x, 
         band<8>(m, first, last, x, pitch, std::min(batch, 8), y, stride, next_row);
     if (batch > 2) band<4>(m, first, last, x, pitch, batch, y, stride, next_row);
     else if (batch == 2) band<2>(m, first, last, x, pitch, batch, y, stride, next_row);
-    else if (batch == 1 && LANES == 16) two_streams(m, first, last, x, y);
     else if (batch == 1) band<1>(m, first, last, x, pitch, batch, y, stride, next_row);
 }
 

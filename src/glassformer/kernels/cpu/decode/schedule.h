@@ -35,7 +35,7 @@ inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
     if (batch >= MANY) return WIDE;
     const long rows = std::min(CHUNK * 8 / ((long)w.columns * bits_of(w)), (long)w.rows / threads);
     const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // then three float32 rows are multiplied with 4 or 8 vectors at once
-    const int step = threes ? 24 : w.kind == BF16 && batch == 1 ? 2 * WIDE : WIDE;
+    const int step = threes ? 24 : w.kind == BF16 && batch <= 2 ? 2 * WIDE : WIDE;
     return (int)std::max(rows / step * step, (long)step);
 }
 
