@@ -263,7 +263,7 @@ inline void multiply_panels(const Matrix& m, const Chunk& chunk, const Vectors& 
             }
         return;
     }
-    const int half = KIND == BF16 && v.batch <= 2 && LANES == 16 ? (chunk.last - chunk.first) / WIDE / 2 * WIDE : 0;
+    const int half = KIND == BF16 && v.batch <= 2 && LANES >= 8 ? (chunk.last - chunk.first) / WIDE / 2 * WIDE : 0;
     for (int row = chunk.first; row < chunk.first + half; row += WIDE) {
         const auto two = v.batch == 1 ? two_bf16<1> : two_bf16<2>;
         two(panel_of(m, row), panel_of(m, row + half), steps_of(m), (const float*)v.words_of(0), out);
