@@ -48,7 +48,7 @@ def test_lower_precisions_are_near_and_need_the_kernels():
 
 @needs_compiler
 def test_a_model_without_kernels_is_computed_by_torch_unless_they_were_named():
-    model = encoder(feedforward=c.MoE(4, 2, c.Dense(16)))
+    model = encoder(position=c.QueryKeyPosition())
     assert len(gf.encode(model, TEXTS)) == 3
     with pytest.raises(GlassformerError, match="or use engine='torch'"):
         gf.encode(model, TEXTS, engine="native")

@@ -48,7 +48,8 @@ def test_training_learns_and_is_recorded(finished):
     tour, _ = finished
     record = tour.training
     assert record.validation[0][0] == 0
-    assert record.validation[-1][1] == pytest.approx(record.best)
+    losses = [loss for _, loss in record.validation]  # how many depends on the speed of the machine
+    assert min(losses) == pytest.approx(record.best)
     assert record.final < tour.corpus.baselines["uniform"]
     assert record.final != record.best  # of the whole split, not of a part
     assert list(tour.corpus.baselines) == ["uniform", "unigram", "bigram", "5-gram"]

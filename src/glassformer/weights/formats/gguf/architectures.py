@@ -229,9 +229,13 @@ QWEN3_MOE = Architecture(
         Key("expert_feed_forward_length", "moe_intermediate_size"),
     ),
     fixed={
-        **SILU, "attention_bias": (False,), "norm_topk_prob": (True,), "decoder_sparse_step": (1,), "mlp_only_layers": ([],)
+        **SILU,
+        "attention_bias": (False,),
+        "norm_topk_prob": (True,),
+        "decoder_sparse_step": (1,),
+        "mlp_only_layers": ([],),
     },
-)  # fmt: skip
+)
 
 OLMO2 = Architecture(
     name="olmo2",
