@@ -197,9 +197,7 @@ for _kind, _values in OTHER.items():
             c.replace(BASE, position=c.Rotary(scaling=_part)),
             [c.replace(BASE, position=c.Rotary(scaling=dataclasses.replace(_part, **{_field: _value})))],
         )
-NESTED = (
-    *("position=query_key.vectors=", "score_bias=", "attention.latent.", "position=rotary.scaling=long."),
-)
+NESTED = (*("position=query_key.vectors=", "score_bias=", "attention.latent.", "position=rotary.scaling=long."),)
 """Parts inside variants that every kernel refuses whole (checked below)."""
 INVISIBLE = {"max_len", "dropout", "init_std", *(name for name in CHANGES if name.startswith("special"))}
 """Fields that do not change what a model computes from its weights."""
@@ -274,9 +272,7 @@ def check(name: str) -> None:
             assert difference(by_kernel(config), by_torch(config)[:, 2:]) < BOUND, f"{name}: {config}"
 
 
-NOT_STARTED = (
-    *("position=query_key.", "embedding.project", "head.transform_bias"),
-)
+NOT_STARTED = (*("position=query_key.", "embedding.project", "head.transform_bias"),)
 """Changes whose starting point has a part that the kernels refuse whole."""
 
 
