@@ -118,12 +118,23 @@ __attribute__((noinline)) void two_bf16(const uint8_t* w, const uint8_t* v, int 
     std::memcpy(out, sums, sizeof sums);
 }
 
+// Prefetch the step of a panel that is AHEAD bytes after this one. The loops over integers end after each group of columns, and
+// the hardware prefetcher starts too late: int4 of three models takes 8 to 17 % less time, int8 5 %. More than two vectors need
+// so many instructions for a step that the hardware is early enough.
+constexpr int AHEAD = 4096;
+template <int B>
+inline void prefetch_step(const uints* w) {
+    if constexpr (B <= 2)
+        for (int i = 0; i < STEP; i += 64) __builtin_prefetch((const char*)w + AHEAD + i, 0, 3);
+}
+
 // sums[b][j] += N parts of some steps of a panel times bytes of B vectors: every word of x, or every second one.
 template <int KIND, int WORDS, int B, int N>
 inline void add_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     ints a[B][N];  // a copy stays in registers
     std::memcpy(a, sums, sizeof a);
-    for (int k = 0; k < steps; k++, w += PARTS)
+    for (int k = 0; k < steps; k++, w += PARTS) {
+        prefetch_step<B>(w);
 #pragma GCC unroll 2
         for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += WORDS * B) {
             uints weights[N];
@@ -134,6 +145,7 @@ inline void add_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++) a[b][j] = dot_bytes(a[b][j], weights[j], x[b]);
         }
+    }
     std::memcpy(sums, a, sizeof a);
 }
 
@@ -142,12 +154,14 @@ template <int B, int N>
 inline void add_split_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     if constexpr (2 * B * N <= 16) {  // few sums: both at once, so that additions do not wait for each other
         ints high[B][N] = {}, low[B][N] = {};
-        for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B)
+        for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B) {
+            prefetch_step<B>(w);
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++)
                     high[b][j] = dot_bytes(high[b][j], w[j], x[b]), low[b][j] = dot_bytes(low[b][j], w[j], x[B + b]);
+        }
         for (int b = 0; b < B; b++)
             for (int j = 0; j < N; j++) sums[b][j] += (high[b][j] << 8) + low[b][j];
     } else {  // otherwise one after the other: 25 % faster at batch 8 than half a panel at a time
@@ -166,6 +180,7 @@ inline void add_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&
     std::memcpy(a, sums, sizeof a);
     for (int k = 0; k < steps; k++, w += PARTS) {
         if (N < PARTS) __builtin_prefetch(next + k * N);
+        else prefetch_step<B>(w);
 #pragma GCC unroll 2
         for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += 2 * B)
 #pragma GCC unroll 8
