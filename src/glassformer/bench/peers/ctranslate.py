@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order, config_of, convert_once, library
+from glassformer.bench.peers.base import Mark, Order, convert_once, library
 
 
 def folder(order: Order) -> Path:
@@ -16,6 +16,8 @@ def prepare(order: Order) -> None:
 
     def convert(made: Path) -> None:
         converters = library("ctranslate2.converters")
+        # it reads a key that configs of transformers 5 no longer have: BART normalizes after each branch
+        library("transformers").BartConfig.normalize_before = False
         converters.TransformersConverter(str(order.model)).convert(str(made), quantization=order.precision)
         for name in ("tokenizer.json", "config.json"):  # the generator itself needs only model.bin and its vocabulary
             if not (made / name).exists():
@@ -28,7 +30,8 @@ class Peer:
     def __init__(self, order: Order):
         package = library("ctranslate2")
         self.version = str(package.__version__)
-        self.is_seq2seq = bool(config_of(order).get("is_encoder_decoder"))
+        config = library("transformers").AutoConfig.from_pretrained(order.model)
+        self.is_seq2seq = bool(config.is_encoder_decoder)  # BART's config.json need not say so
         self.generator = (package.Translator if self.is_seq2seq else package.Generator)(
             str(folder(order)), device="cpu", compute_type=order.precision, intra_threads=order.threads, inter_threads=1
         )
