@@ -22,9 +22,9 @@ def any_value(value: Any) -> bool:
     return True
 
 
-def any_values(names: str) -> dict[str, Rule]:
-    """Return the rules of fields whose every value is supported; `names` are separated by blanks."""
-    return dict.fromkeys(names.split(), any_value)
+def any_values(names: str, part: str = "") -> dict[str, Rule]:
+    """Return the rules of fields (of a part) whose every value is supported; `names` are separated by blanks."""
+    return dict.fromkeys((f"{part}.{name}" if part else name for name in names.split()), any_value)
 
 
 POSITION_FIELDS: dict[str, Rule] = {

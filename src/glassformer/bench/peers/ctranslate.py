@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order, convert_once, library
+from glassformer.bench.peers.base import Mark, Order, config_of, convert_once, library
 
 
 def folder(order: Order) -> Path:
@@ -30,8 +30,8 @@ class Peer:
     def __init__(self, order: Order):
         package = library("ctranslate2")
         self.version = str(package.__version__)
-        config = library("transformers").AutoConfig.from_pretrained(order.model)
-        self.is_seq2seq = bool(config.is_encoder_decoder)  # BART's config.json need not say so
+        config = config_of(order)
+        self.is_seq2seq = bool(config.get("is_encoder_decoder")) or "decoder_layers" in config  # BART's need not say so
         self.generator = (package.Translator if self.is_seq2seq else package.Generator)(
             str(folder(order)), device="cpu", compute_type=order.precision, intra_threads=order.threads, inter_threads=1
         )

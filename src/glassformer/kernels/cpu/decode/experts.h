@@ -36,15 +36,6 @@ inline void multiply_up(const FeedForward& feed, const Chunk& chunk, const float
     }
 }
 
-struct Rows {  // a buffer that grows, from a cache line boundary on
-    std::vector<float> held;
-    float* at = nullptr;
-    void need(long n) {
-        if ((long)held.size() < n + LANES) held.resize(n + LANES);
-        at = cache_aligned(held.data());
-    }
-};
-
 struct Mixture {
     struct Run {
         int expert, first, count;  // its pairs: first..first + count
@@ -210,31 +201,6 @@ private:
             const int rows = rows_per_chunk(w, runs[r].count, threads), first = (i - begin) * rows, ahead = first + threads * rows;
             work(runs[r], sets[r], Chunk{first, std::min(first + rows, w.rows), 0, sets[r].tiles, ahead < w.rows ? ahead : 0});
         }
-    }
-};
-
-// The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
-struct Scratch {
-    static constexpr long MOST = 64 << 20;  // bytes that are kept
-    std::vector<float> qkv, mixed, first, second, hidden, gates, stream, normed;
-    Prepared narrow, mixes, head_input, router;  // residual stream, output of attention, input of the head and of routers
-    std::vector<Prepared> wide;                  // hidden layers, by their width
-    Mixture mixture;
-    long used = 0;
-
-    float* need(std::vector<float>& held, long n) {
-        if ((long)held.size() < n + LANES) held.resize(n + LANES);
-        used += held.size() * sizeof(float);
-        return cache_aligned(held.data());
-    }
-    Prepared& wide_of(const Matrix& down) {
-        for (Prepared& one : wide)
-            if (one.columns == down.columns) return one;
-        return wide.emplace_back();
-    }
-    static Scratch& kept() {  // guarded by the lock of the pool
-        static Scratch* made = new Scratch;
-        return *made;
     }
 };
 

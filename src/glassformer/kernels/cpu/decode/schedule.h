@@ -1,4 +1,4 @@
-// How the threads of a step divide its work, and the scratch buffers of a step.
+// How the threads of a step divide its work, and buffers.
 #pragma once
 #include "packed.h"
 #include "pool.h"
@@ -24,6 +24,15 @@ struct Prepared {
         if (needed) joint ? set.pack(x, pitch, t, threads) : set.pack(x, pitch, 0, 1);
         if (joint) barrier.wait();
         return set;
+    }
+};
+
+struct Rows {  // a buffer that grows, from a cache line boundary on
+    std::vector<float> held;
+    float* at = nullptr;
+    float* need(long n) {
+        if ((long)held.size() < n + LANES) held.resize(n + LANES);
+        return at = cache_aligned(held.data());
     }
 };
 

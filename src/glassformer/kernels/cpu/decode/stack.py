@@ -38,10 +38,6 @@ UNIT = "d_ff bias limit up_offset down_bias"
 """Fields of a feed-forward that is not a mixture."""
 
 
-def _fields(part: str, names: str) -> str:
-    return " ".join(f"{part}.{name}" for name in names.split())
-
-
 ALLOWED: dict[str, Rule] = {
     **decode_support.ALLOWED,
     **any_values("first_norm residual_scale shared_blocks placement norm.weight norm.offset"),
@@ -52,18 +48,18 @@ ALLOWED: dict[str, Rule] = {
     **any_values("attention.sinks embedding.norm head.softcap"),
     "feedforward": {"dense", "gated", "moe", "none"},
     "feedforward.activation": ACTIVATIONS,
-    **any_values(_fields("feedforward", UNIT)),
+    **any_values(UNIT, "feedforward"),
     **any_values("feedforward.n_experts feedforward.n_active feedforward.normalize feedforward.shared_gate"),
     "feedforward.expert": {"dense", "gated"},
     "feedforward.expert.activation": ACTIVATIONS,
-    **any_values(_fields("feedforward.expert", UNIT)),
+    **any_values(UNIT, "feedforward.expert"),
     "feedforward.shared": {None, "dense", "gated"},
     "feedforward.shared.activation": ACTIVATIONS,
-    **any_values(_fields("feedforward.shared", UNIT)),
+    **any_values(UNIT, "feedforward.shared"),
     "feedforward.router": {"Router"},
     "feedforward.router.score": SCORES,
     "feedforward.router.group_score": GROUP_SCORES,
-    **any_values(_fields("feedforward.router", "bias scale correction groups top_groups")),
+    **any_values("bias scale correction groups top_groups", "feedforward.router"),
     "position": {"none", "learned", "sinusoidal", "rotary", "alibi", "t5_bias"},
     "position.rounded": {False},
     "score_bias": {None, "t5_bias"},

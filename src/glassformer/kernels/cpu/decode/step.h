@@ -21,6 +21,30 @@
 
 namespace glass {
 
+// The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
+struct Scratch {
+    static constexpr long MOST = 64 << 20;  // bytes that are kept
+    Rows qkv, mixed, first, second, hidden, gates, stream, normed;
+    Prepared narrow, mixes, head_input, router;  // residual stream, output of attention, input of the head and of routers
+    std::vector<Prepared> wide;                  // hidden layers, by their width
+    Mixture mixture;
+    long used = 0;
+
+    float* need(Rows& rows, long n) {
+        rows.need(n), used += rows.held.size() * sizeof(float);
+        return rows.at;
+    }
+    Prepared& wide_of(const Matrix& down) {
+        for (Prepared& one : wide)
+            if (one.columns == down.columns) return one;
+        return wide.emplace_back();
+    }
+    static Scratch& kept() {  // guarded by the lock of the pool
+        static Scratch* made = new Scratch;
+        return *made;
+    }
+};
+
 struct Step {
     static constexpr int SPREAD = 16;  // from this many entries on, each thread has the residual stream of some of them only
     enum { Q, K, V, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, ROUTER, GATHER, CONVERT, WORKS };  // what threads take chunks of
