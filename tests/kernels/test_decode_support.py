@@ -36,6 +36,7 @@ BASE = c.DecoderConfig(
 DENSE, GATED, MOE = c.Dense(48), c.Gated(48), c.MoE(4, 2, c.Dense(48))
 YARN = c.YarnScaling(factor=4.0, original_max_len=1024)
 LLAMA3 = c.Llama3Scaling(factor=8.0, original_max_len=32)
+LATENT = {"attention__n_kv_heads": None, "position": c.Rotary(fraction=0.5), "attention__latent": c.Latent(12, 8)}
 
 
 def change(base: dict | None = None, **values) -> tuple[c.ModelConfig, list[c.ModelConfig]]:
@@ -64,6 +65,18 @@ def inside_moe(name: str, part, **fields) -> dict:
         made = [c.replace(BASE, feedforward=dataclasses.replace(MOE, n_experts=6, **{name: one})) for one in parts]
         kind = f"={part.kind}" if hasattr(part, "kind") else ""
         found[f"feedforward=moe.{name}{kind}.{field}"] = (made[0], made[1:])
+    return found
+
+
+def inside_latent(inner: c.Norm | None = None, /, place: c.Position = LATENT["position"], **fields) -> dict:
+    """The changes of every field of latent attention, or of its norm."""
+    found, latent = {}, LATENT["attention__latent"]
+    for field, values in fields.items():
+        changed = inner or latent
+        parts = [changed, *(dataclasses.replace(changed, **{field: value}) for value in values)]
+        parts = parts if inner is None else [dataclasses.replace(latent, norm=one) for one in parts]
+        start, *others = (c.replace(BASE, **LATENT | {"position": place, "attention__latent": one}) for one in parts)
+        found[f"attention.latent.{f'norm={inner.kind}.' if inner else ''}{field}"] = (start, others)
     return found
 
 
@@ -102,9 +115,12 @@ CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
     "attention.clip": change(attention__clip=[0.3]),
     "attention.softcap": change(attention__softcap=[0.5]),
     "attention.sinks": change(attention__sinks=[True]),
-    "attention.latent": change(
-        {"attention__n_kv_heads": None, "position": c.Rotary(fraction=0.5)}, attention__latent=[c.Latent(12, 8)]
-    ),
+    "attention.latent": change(LATENT | {"attention__latent": None}, attention__latent=[c.Latent(12, 8)]),
+    **inside_latent(kv_rank=[40], q_rank=[24], norm=[c.LayerNorm()]),
+    **inside_latent(place=c.NoPosition(), d_shared=[5]),
+    **inside_latent(c.LayerNorm(bias=False), weight=[False]),
+    **inside_latent(c.LayerNorm(), eps=[0.5], bias=[False], offset=[1.0]),
+    **inside_latent(c.RMSNorm(), eps=[0.5], weight=[False], offset=[1.0]),
     "attention.window": change(attention__window=[3]),
     "attention.window_layers": change({"attention__window": 3}, attention__window_layers=[(1,)]),
     "feedforward": change(feedforward=[GATED, MOE, c.NoFeedForward()]),
@@ -180,7 +196,10 @@ CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
     "special.forced_eos": change(special__forced_eos=[6]),
     "special.suppressed": change(special__suppressed=[(7,)]),
 }
-SCALINGS = {"linear": c.LinearScaling(3.0), "ntk": c.NTKScaling(2.5), "yarn": YARN, "llama3": LLAMA3}
+LONG = c.LongScaling((1.5,) * 8, (4.0,) * 8, original_max_len=32)
+SCALINGS = {"linear": c.LinearScaling(3.0), "ntk": c.NTKScaling(2.5), "yarn": YARN, "llama3": LLAMA3, "long": LONG}
+SCALINGS["longer"] = dataclasses.replace(LONG, original_max_len=2)
+"""Prompts of the tests are longer than that."""
 OTHER = {
     "linear": {"factor": 6.0},
     "ntk": {"factor": 6.0},
@@ -189,15 +208,16 @@ OTHER = {
         "truncate": False,
     },
     "llama3": {"factor": 2.0, "original_max_len": 8, "low_freq_factor": 0.1, "high_freq_factor": 40.0},
+    "long": {"short": (3.0,) * 8, "long": (2.0,) * 8, "original_max_len": 2, "attention_factor": 2.0},
 }
 for _kind, _values in OTHER.items():
     for _field, _value in _values.items():
-        _part = SCALINGS[_kind]
+        _part = SCALINGS["longer" if (_kind, _field) == ("long", "long") else _kind]
         CHANGES[f"position=rotary.scaling={_kind}.{_field}"] = (
             c.replace(BASE, position=c.Rotary(scaling=_part)),
             [c.replace(BASE, position=c.Rotary(scaling=dataclasses.replace(_part, **{_field: _value})))],
         )
-NESTED = (*("position=query_key.vectors=", "score_bias=", "attention.latent.", "position=rotary.scaling=long."),)
+NESTED = ("position=query_key.vectors=", "score_bias=")
 """Parts inside variants that every kernel refuses whole (checked below)."""
 INVISIBLE = {"max_len", "dropout", "init_std", *(name for name in CHANGES if name.startswith("special"))}
 """Fields that do not change what a model computes from its weights."""
@@ -310,7 +330,7 @@ REFUSED = {
     *("head", "head.transform", "head.width", "head.softcap", "embedding.n_segments", "embedding.width"),
 }
 REFUSED_ON_CPU = {
-    *("position", "position=alibi.rounded", "attention.latent"),
+    *("position", "position=alibi.rounded"),
     *("head", "head.transform", "head.width", "embedding.n_segments", "embedding.width"),
 }
 REFUSED_ON_CUDA = REFUSED | {

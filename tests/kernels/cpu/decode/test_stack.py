@@ -37,9 +37,8 @@ def test_biases_depend_on_the_distance_alone_and_add_up():
     "changes",
     [
         {"position": c.Alibi(rounded=True)},
-        {"position": c.Rotary(scaling=c.LongScaling((1.0, 1.0), (2.0, 2.0), 8))},
         {
-            "position": c.Rotary(),
+            "position": c.Rotary(scaling=c.LongScaling((1.0, 1.0), (2.0, 2.0), 9)),
             "layer_kinds": (c.LayerKind((1,), c.Rotary(scaling=c.LongScaling((1.0, 1.0), (2.0, 2.0), 8))),),
         },
     ],

@@ -101,9 +101,9 @@ inline void attend_run(const Head& head, const View& view, int queries, const fl
     }
 }
 
-inline void rotate(const Layer& layer, float* x, int position) {
+inline void rotate(const Layer& layer, float* x, int row) {  // by the angles in a row of its tables
     const int half = layer.rotated / 2;
-    const float *c = layer.cosines + (long)position * half, *s = layer.sines + (long)position * half;
+    const float *c = layer.cosines + (long)row * half, *s = layer.sines + (long)row * half;
     if (layer.pairing == HALVES)
         for (int i = 0; i < half; i++) {
             const float first = x[i], second = x[i + half];
@@ -122,12 +122,12 @@ inline void clip(float* x, int n, float most) {
 }
 
 // A query or a key of head h: its norm, clipped and rotated, in the order of the model.
-inline void prepare_head(const Model& m, const Layer& layer, Norm norm, int h, float* x, int position, bool rotates) {
+inline void prepare_head(const Model& m, const Layer& layer, Norm norm, int h, float* x, int row, bool rotates) {
     if (norm.weight && m.qk_over == HEADS) norm.weight += (long)h * m.d_head;
     const bool has_norm = norm.weight && m.qk_over != ALL;
     if (has_norm && !m.qk_last) normalize(norm, x, m.d_head, x);
     clip(x, m.d_head, m.clip);
-    if (rotates && layer.rotated) rotate(layer, x, position);
+    if (rotates && layer.rotated) rotate(layer, x, row);
     if (has_norm && m.qk_last) normalize(norm, x, m.d_head, x);
 }
 

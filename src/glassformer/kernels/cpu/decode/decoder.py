@@ -55,9 +55,12 @@ class NativeDecoder:
             settle(model, self.capacity)
         self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)
         self.model = self.tables.model
-        self.keys = empty(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
-        self.values = empty(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
+        room, sizes = (cfg.n_layers, rows, self.model.kv_heads, self.capacity), self.model
+        self.keys = empty(*room, sizes.d_head)
+        self.values = empty(*room, sizes.d_value if cfg.attention.latent is None else 0)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
+        self.limit, self.rotations = cfg.changes_frequencies_at, torch.zeros(rows, dtype=torch.int32)
+        """Tokens from which a prompt has other rotary frequencies, and where each sequence's are in their tables."""
         self.source = model if isinstance(model, Seq2Seq) else None
         self.encoder = None if self.source is None else NativeEncoder(self.source, precision, self.threads)
         self.cross = [torch.empty(0)] * 3
@@ -68,6 +71,8 @@ class NativeDecoder:
         # one foreign call and little else: at hundreds of tokens per second, every torch operation counts
         if tokens.shape != (self.rows,):
             raise library.NativeError(f"tokens of shape {tuple(tokens.shape)}: give one for each of {self.rows} rows.")
+        for row in range(self.rows if self.limit is not None else 0):
+            self._choose_frequencies(row, int(self.lengths[row]), 1)
         given = tokens.to("cpu", torch.int64).contiguous()
         logits = torch.empty(self.rows, self.config.vocab_size)
         full = self.library.glass_next(
@@ -80,7 +85,19 @@ class NativeDecoder:
     def _cache(self) -> library.Cache:
         addresses = [held.data_ptr() for held in (self.keys, self.values, *self.cross)]
         reach = 0 if self.source is None else self.cross[0].shape[3]
-        return library.Cache(*addresses, self.rows, self.capacity, reach)
+        return library.Cache(*addresses, self.rotations.data_ptr(), self.rows, self.capacity, reach)
+
+    def _choose_frequencies(self, row: int, length: int, new: int) -> None:
+        """Choose the rotary frequencies of a sequence that begins; refuse to grow one for which they would change."""
+        if self.limit is None:
+            return
+        if length == 0:
+            self.rotations[row] = self.capacity if new > self.limit else 0
+        elif length + new > self.limit and not self.rotations[row]:
+            raise library.NativeError(
+                f"a sequence of {length} tokens would grow beyond {self.limit}, where the rotary frequencies of this "
+                "model change, also for cached keys: read it as one prompt."
+            )
 
     def _full(self) -> str:
         return f"the cache holds {self.capacity} tokens and is full: make it larger."
@@ -99,6 +116,7 @@ class NativeDecoder:
         rows, last = [], []
         for row, prompt in enumerate(prompts):
             start = int(self.lengths[row])
+            self._choose_frequencies(row, start, len(prompt))
             rows += [(token, row, start + i) for i, token in enumerate(prompt)]
             last.append(len(rows) - 1)
         entries, ends = torch.tensor(rows, dtype=torch.int32), torch.tensor(last, dtype=torch.int32)
@@ -112,6 +130,7 @@ class NativeDecoder:
         self, sequence: int, keep: int, tokens: list[int], wanted: int, chunk: int | None = None
     ) -> Float[Tensor, "T V"]:
         """Crop a sequence to its first `keep` tokens, read more, and return the logits after the last `wanted`."""
+        self._choose_frequencies(sequence, keep, len(tokens))
         self.lengths[sequence] = keep
         entries = [(token, sequence, position) for position, token in enumerate(tokens, keep)]
         size, first_wanted, logits = max(chunk or CHUNK, wanted), len(entries) - wanted, []
@@ -155,7 +174,7 @@ class NativeDecoder:
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         """Let sequence i continue the present sequence parents[i]."""
         self.keys, self.values = self.keys.index_select(1, parents), self.values.index_select(1, parents)
-        self.lengths = self.lengths.index_select(0, parents)
+        self.lengths, self.rotations = (held.index_select(0, parents) for held in (self.lengths, self.rotations))
         if self.source is not None:
             self.cross = [held.index_select(int(held.dim() > 1), parents) for held in self.cross]
         self.rows = len(parents)

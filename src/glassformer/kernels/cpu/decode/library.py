@@ -55,11 +55,21 @@ class Experts(ctypes.Structure):
     )  # fmt: skip
 
 
+class Latent(ctypes.Structure):
+    """One vector of a token in place of keys and values; `absorb` and `value` have one matrix for each head."""
+
+    _fields_ = (
+        ("q_down", Matrix), ("q_down_norm", Norm), ("c_norm", Norm),
+        ("absorb", POINTER(Matrix)), ("value", POINTER(Matrix)),
+        *((name, c_int32) for name in ("rank", "d_shared", "d_query", "d_value")),
+    )  # fmt: skip
+
+
 class Layer(ctypes.Structure):
     _fields_ = (
         ("attention", Branch), ("cross", Branch), ("feedforward", Branch), ("q", Norm), ("k", Norm), ("cross_q", Norm),
         *((name, Matrix) for name in ("q_of", "k_of", "v_of", "out", "cross_q_of", "cross_out")),
-        ("feed", FeedForward), ("experts", Experts),
+        ("latent", Latent), ("feed", FeedForward), ("experts", Experts),
         *((name, c_void_p) for name in ("cosines", "sines", "sinks", "cross_sinks")),
         *((name, c_int32) for name in ("window", "rotated", "pairing")),
     )  # fmt: skip
@@ -80,7 +90,7 @@ class Cache(ctypes.Structure):
     """Keys and values (layers, sequences, kv_heads, capacity, width), of the sequences and of what an encoder read."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("keys", "values", "cross_keys", "cross_values", "cross_lengths")),
+        *((name, c_void_p) for name in ("keys", "values", "cross_keys", "cross_values", "cross_lengths", "rotations")),
         *((name, c_int32) for name in ("sequences", "capacity", "cross_capacity")),
     )
 

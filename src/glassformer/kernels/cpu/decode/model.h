@@ -28,10 +28,22 @@ struct Experts {  // a mixture: the `active` best of `count` experts compute a t
     int32_t count, active, has_shared, score, normalize, groups, top_groups, group_score;  // count 0: no mixture
 };
 
+// Latent attention in the absorbed form (glassformer.model.latent). A token has one vector c, and components `shared` that are
+// rotated. The key of head h is [shared ; own_h c] and its value value_h c. As q . key = q_shared . shared + (own_h^T q_own) . c, a query
+// becomes [q_shared ; own_h^T q_own]. Then all heads have the same keys [shared ; c] and the same values c, and value_h is applied
+// to the weighted sum of them. The cache holds [shared ; c]; the values are read from there too.
+struct Latent {
+    Matrix q_down;  // to the vector that queries are computed from; rows 0: they are computed from x
+    Norm q_down_norm, c_norm;
+    const Matrix *absorb, *value;              // of each head: own^T (rank, d_query - d_shared), and (d_value, rank)
+    int32_t rank, d_shared, d_query, d_value;  // rank 0: no latent attention
+};
+
 struct Layer {
     Branch attention, cross, feedforward;
     Norm q, k, cross_q;  // of queries and keys
     Matrix q_of, k_of, v_of, out, cross_q_of, cross_out;  // cross_q_of.rows 0: no cross-attention
+    Latent latent;                                        // its `shared` is computed by k_of, its c by v_of
     FeedForward feed;                                     // up.rows 0: none
     Experts experts;
     const float *cosines, *sines, *sinks, *cross_sinks;  // (N, rotated / 2) twice, (H) twice, or null
@@ -57,7 +69,7 @@ struct Model {
 struct Cache {  // keys and values (layers, sequences, kv_heads, capacity, width); null in an encoder, which keeps none
     float *keys, *values;
     const float *cross_keys, *cross_values;  // the same with room for `cross_capacity`: of an encoder's output
-    const int32_t* cross_lengths;
+    const int32_t *cross_lengths, *rotations;  // rotations: by sequence, the row of the rotary tables for its first token; null: 0
     int32_t sequences, capacity, cross_capacity;
 };
 

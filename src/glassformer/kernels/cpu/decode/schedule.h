@@ -44,7 +44,7 @@ inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
     if (batch >= MANY) return WIDE;
     const long rows = std::min(CHUNK * 8 / ((long)w.columns * bits_of(w)), (long)w.rows / threads);
     const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // then three float32 rows are multiplied with 4 or 8 vectors at once
-    const int step = threes ? 24 : w.kind == BF16 && batch <= 2 ? 2 * WIDE : WIDE;
+    const int step = threes ? 24 : WIDE;
     return (int)std::max(rows / step * step, (long)step);
 }
 
@@ -69,6 +69,14 @@ inline void for_chunks(int t, int threads, std::atomic<int>* taken, const Matrix
             work(Chunk{i * rows, std::min((i + 1) * rows, w.rows), v.start_of(share, shares), v.start_of(share + 1, shares),
                        (i + team) * rows < w.rows ? (i + team) * rows : 0});
     }
+}
+
+// y = w x for `count` vectors, by one thread.
+inline void multiply_alone(const Matrix& w, int count, const float* x, long pitch, float* y, long stride) {
+    static thread_local Vectors v;
+    v.shape(w, count, converts(w, count));
+    if (converts(w, count)) v.pack(x, pitch, 0, 1);
+    multiply(w, Chunk{0, w.rows, 0, v.tiles, 0}, x, pitch, v, y, stride);
 }
 
 }  // namespace glass

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import weakref
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -13,13 +14,15 @@ from glassformer.config.model import PARALLEL
 from glassformer.kernels import decode_support
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.pack import KINDS, Precision, Store, collapse, linear, matrix, norm, room
-from glassformer.kernels.registry import Rule, any_values, unsupported_field
+from glassformer.kernels.registry import Rule, any_value, any_values, unsupported_field
 from glassformer.model import DecoderLM, EncoderLM, Seq2Seq
 from glassformer.model.block import ParallelBlock, Stack
+from glassformer.model.latent import LatentAttention
 from glassformer.model.layers import ACTIVATIONS as FUNCTIONS
 from glassformer.model.layers import Dense, Gated
 from glassformer.model.moe import MoE
 from glassformer.model.positions import Learned, NoPosition, Rotary, Sinusoidal, sinusoids
+from glassformer.shapes import Float
 
 Model = DecoderLM | EncoderLM | Seq2Seq
 ACTIVATIONS = (*decode_support.ACTIVATIONS, "quick_gelu")
@@ -29,19 +32,14 @@ SCORES, GROUP_SCORES = ("softmax", "sigmoid"), ("sum_of_two", "max")
 """In the order of their numbers in model.h."""
 
 
-def _keeps_frequencies(kinds: tuple[c.LayerKind, ...]) -> bool:
-    """Whether no layer's rotary positions change their frequencies with the length of the sequence."""
-    return not any(isinstance(getattr(kind.position, "scaling", None), c.LongScaling) for kind in kinds)
-
-
 UNIT = "d_ff bias limit up_offset down_bias"
 """Fields of a feed-forward that is not a mixture."""
 
 
-ALLOWED: dict[str, Rule] = {
+SHARED: dict[str, Rule] = {
     **decode_support.ALLOWED,
     **any_values("first_norm residual_scale shared_blocks placement norm.weight norm.offset"),
-    "layer_kinds": _keeps_frequencies,  # and unsupported_config looks at each feed-forward
+    "layer_kinds": any_value,  # unsupported_config looks at them
     "attention.qk_norm": {None, "layer_norm", "rms_norm"},
     **any_values("attention.qk_norm.eps attention.qk_norm.bias attention.qk_norm.weight attention.qk_norm.offset"),
     **any_values("attention.qk_norm_over attention.qk_norm_after_rotation attention.clip attention.softcap"),
@@ -65,10 +63,18 @@ ALLOWED: dict[str, Rule] = {
     "score_bias": {None, "t5_bias"},
     **any_values("position.scale position.buckets position.max_distance score_bias.buckets score_bias.max_distance"),
 }
-"""The config fields that the CPU kernels implement."""
-ALLOWED_IN_SEQ2SEQ: dict[str, Rule] = {**ALLOWED, **any_values("n_encoder_layers")}
+"""The config fields that the CPU kernels implement for all models."""
+ALLOWED: dict[str, Rule] = {
+    **SHARED,
+    "position.scaling": {None, "linear", "ntk", "yarn", "llama3", "long"},
+    **any_values("position.scaling.short position.scaling.long"),
+    "attention.latent": {None, "Latent"},
+    **any_values("kv_rank d_shared q_rank norm norm.eps norm.bias norm.weight norm.offset", "attention.latent"),
+}
+"""Those that they implement for a decoder."""
+ALLOWED_IN_SEQ2SEQ: dict[str, Rule] = {**SHARED, **any_values("n_encoder_layers")}
 ALLOWED_IN_ENCODERS: dict[str, Rule] = {
-    **ALLOWED,
+    **SHARED,
     **any_values("pooler embedding.n_segments embedding.width embedding.project embedding.project_bias"),
     "head": {None, "Head"},
     **any_values("head.transform head.width head.transform_bias"),
@@ -81,6 +87,11 @@ def unsupported_config(config: c.ModelConfig) -> str | None:
     allowed = ALLOWED
     if not isinstance(config, c.DecoderConfig):
         allowed = ALLOWED_IN_ENCODERS if isinstance(config, c.EncoderConfig) else ALLOWED_IN_SEQ2SEQ
+    positions = [config.position, *(kind.position for kind in config.layer_kinds)]
+    scalings = [getattr(position, "scaling", None) for position in positions]
+    limits = {scaling.original_max_len for scaling in scalings if isinstance(scaling, c.LongScaling)}
+    if len(limits) > (1 if isinstance(config, c.DecoderConfig) else 0):
+        return f"rotary frequencies that change at lengths of {sorted(limits)} tokens are not supported by the kernel"
     others = (kind.feedforward for kind in config.layer_kinds if kind.feedforward is not None)
     configs = [config, *(dataclasses.replace(config, feedforward=other, layer_kinds=()) for other in others)]
     return next((reason for one in configs if (reason := unsupported_field(one, allowed)) is not None), None)
@@ -104,9 +115,14 @@ class Weights:
     def __init__(self, model: Model, stack: Stack, precision: Precision):
         cfg, head = model.config, model.head
         self.precision: Precision = precision
-        self.store = Store(room([p for p in model.parameters() if p.dim() == 2], precision))
-        self.experts: list[Any] = []
-        """The structures of experts, kept alive."""
+        self.changes_frequencies_at = cfg.changes_frequencies_at
+        matrices: list[Tensor] = [p for p in model.parameters() if p.dim() == 2]
+        for block in stack.blocks:
+            if isinstance(block.attention, LatentAttention):
+                matrices += [one for pair in by_head(block.attention) for one in pair]
+        self.store = Store(room(matrices, precision))
+        self.held: list[Any] = []
+        """Arrays of structures that others point to, kept alive."""
         attention, layers = cfg.attention, stack.layers
         self.model = library.Model(
             layers=len(layers), d_model=cfg.d_model, heads=cfg.n_heads, kv_heads=cfg.n_kv_heads, d_head=cfg.d_head,
@@ -116,6 +132,9 @@ class Weights:
             clip=attention.clip or 0, residual_scale=cfg.residual_scale, embed_scale=cfg.embedding.scale,
             embedded=norm(self.store, stack.embed_norm), last=norm(self.store, stack.norm),
         )  # fmt: skip
+        if attention.latent is not None:  # keys [shared ; c] and values c, of all heads
+            self.model.kv_heads, self.model.d_value = 1, attention.latent.kv_rank
+            self.model.d_head = attention.latent.d_shared + attention.latent.kv_rank
         made = {id(block): self._layer(block) for block in stack.blocks}  # several layers may share one
         self.layers = (library.Layer * len(layers))(*(made[id(block)] for block in layers))
         for layer, window in zip(self.layers, stack.windows, strict=True):
@@ -133,10 +152,16 @@ class Weights:
             attention=self._branch(block, "attention"), cross=self._branch(block, "cross"),
             feedforward=self._branch(block, "feedforward"),
             q=norm(store, block.attention.q_norm), k=norm(store, block.attention.k_norm),
-            q_of=linear(store, block.attention.q, precision), k_of=linear(store, block.attention.k, precision),
-            v_of=linear(store, block.attention.v, precision), out=linear(store, block.attention.o, precision),
+            q_of=linear(store, block.attention.q, precision), out=linear(store, block.attention.o, precision),
             sinks=store.refer(block.attention.sinks),
         )  # fmt: skip
+        if isinstance(block.attention, LatentAttention):
+            made.k_of = linear(store, block.attention.k_shared, precision)
+            made.v_of = linear(store, block.attention.kv_down, precision)
+            made.latent = self._latent(block.attention)
+        else:
+            made.k_of = linear(store, block.attention.k, precision)
+            made.v_of = linear(store, block.attention.v, precision)
         if cross is not None:
             made.cross_q, made.cross_sinks = norm(store, cross.q_norm), store.refer(cross.sinks)
             made.cross_q_of, made.cross_out = linear(store, cross.q, precision), linear(store, cross.o, precision)
@@ -145,6 +170,23 @@ class Weights:
         elif feed is not None:
             made.feed = self._feedforward(feed)
         return made
+
+    def _latent(self, attention: LatentAttention) -> library.Latent:
+        absorb, value = zip(*by_head(attention), strict=True)
+        made = library.Latent(
+            c_norm=norm(self.store, attention.kv_down_norm), absorb=self._matrices(absorb), value=self._matrices(value),
+            rank=attention.kv_down.out_features, d_shared=attention.d_shared,
+            d_query=attention.q.out_features // attention.n_heads, d_value=value[0].shape[0],
+        )  # fmt: skip
+        if attention.q_down is not None:
+            made.q_down = linear(self.store, attention.q_down, self.precision)
+            made.q_down_norm = norm(self.store, attention.q_down_norm)
+        return made
+
+    def _matrices(self, weights: Iterable[Tensor]) -> Any:
+        made = [matrix(self.store, weight, None, self.precision) for weight in weights]
+        self.held.append((library.Matrix * len(made))(*made))
+        return ctypes.cast(self.held[-1], ctypes.POINTER(library.Matrix))
 
     def _feedforward(self, feed: Dense | Gated) -> library.FeedForward:
         number = next(i for i, name in enumerate(ACTIVATIONS) if FUNCTIONS[name] is feed.activation)
@@ -167,9 +209,8 @@ class Weights:
         )  # fmt: skip
         if gate is not None:
             made.shared_gate = linear(store, gate, "float32")
-        held = (library.FeedForward * len(units))(*(self._feedforward(unit) for unit in units))
-        self.experts.append(held)
-        made.expert = ctypes.cast(held, ctypes.POINTER(library.FeedForward))
+        self.held.append((library.FeedForward * len(units))(*(self._feedforward(unit) for unit in units)))
+        made.expert = ctypes.cast(self.held[-1], ctypes.POINTER(library.FeedForward))
         return made
 
     def _branch(self, block: Any, name: str) -> library.Branch:
@@ -187,8 +228,17 @@ class Weights:
                 return library.Branch(before=first)
 
 
+def by_head(attention: LatentAttention) -> list[tuple[Float[Tensor, "C N"], Float[Tensor, "U C"]]]:
+    """Return, for each head, the matrices for queries of c (from a query's own part) and for values (from c)."""
+    own, value = (module.weight.unflatten(0, (attention.n_heads, -1)) for module in (attention.k, attention.v))
+    return list(zip(own.transpose(1, 2), value, strict=True))
+
+
 class Tables:
-    """A copy of a stack's structures with the tables of its positions, as long as a capacity in tokens."""
+    """A copy of a stack's structures with the tables of its positions, as long as a capacity in tokens.
+
+    If long sequences have other rotary frequencies, and there is room for such, their tables follow.
+    """
 
     def __init__(self, weights: Weights, stack: Stack, capacity: int):
         self.weights, self.store, self.capacity = weights, Store(0), capacity
@@ -201,12 +251,15 @@ class Tables:
                 self.model.position_table = self.store.refer(table.weight.detach()[table.offset :])
             case Sinusoidal() as waves:
                 self.model.position_table = self.store.refer(sinusoids(positions, self.model.d_model, waves.spec))
+        limit = weights.changes_frequencies_at
+        kinds = (False,) if limit is None or capacity <= limit else (False, True)
         rotations: dict[int, tuple[int | None, int | None]] = {}
         for i, layer in enumerate(self.layers):
             scheme = stack.scheme(i)
             if isinstance(scheme, Rotary):
                 if id(scheme) not in rotations:
-                    cosines, sines = scheme.table(positions, torch.float32)
+                    tables = [scheme.table(positions, torch.float32, is_long) for is_long in kinds]
+                    cosines, sines = (torch.cat(parts) for parts in zip(*tables, strict=True))
                     rotations[id(scheme)] = self.store.refer(cosines), self.store.refer(sines)
                 layer.cosines, layer.sines = rotations[id(scheme)]
                 layer.rotated, layer.pairing = scheme.d_rotated, scheme.spec.pairing == "interleaved"
@@ -269,7 +322,7 @@ def weights_of(model: Model, precision: Precision, stack: str = "decoder") -> We
 
     float16 and bfloat16 weights become float32, which is exact.
     """
-    if reads_in_place(model, precision):
+    if reads_in_place(model, precision) and model.config.attention.latent is None:
         return Weights(model, getattr(model, stack), precision)  # only addresses
     held = _PACKED.setdefault(model, {})
     present, key = fingerprint(model), (stack, precision)

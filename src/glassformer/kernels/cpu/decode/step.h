@@ -24,8 +24,8 @@ namespace glass {
 // The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
 struct Scratch {
     static constexpr long MOST = 64 << 20;  // bytes that are kept
-    Rows qkv, mixed, first, second, hidden, gates, stream, normed;
-    Prepared narrow, mixes, head_input, router;  // residual stream, output of attention, input of the head and of routers
+    Rows qkv, mixed, first, second, hidden, gates, stream, normed, low, queries;
+    Prepared narrow, mixes, head_input, router, lows;  // residual stream, output of attention, input of the head, routers, latent queries
     std::vector<Prepared> wide;                  // hidden layers, by their width
     Mixture mixture;
     long used = 0;
@@ -47,7 +47,7 @@ struct Scratch {
 
 struct Step {
     static constexpr int SPREAD = 16;  // from this many entries on, each thread has the residual stream of some of them only
-    enum { Q, K, V, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, ROUTER, GATHER, CONVERT, WORKS };  // what threads take chunks of
+    enum { Q, K, V, Q_DOWN, OUT, CROSS_Q, CROSS_OUT, UP, DOWN, ROUTER, GATHER, CONVERT, WORKS };  // what threads take chunks of
     const Model& m;
     Cache& cache;
     const Entry* entries;
@@ -64,13 +64,15 @@ struct Step {
     Scratch& scratch;
     const long model_pitch, qkv_pitch, mixed_pitch;
     long hidden_pitch = 0;  // of dense feed-forwards
+    long low_pitch = 0, query_pitch = 0;  // of latent attention
+    float *low = nullptr, *queries = nullptr;
     float *qkv, *mixed, *first, *second, *hidden = nullptr, *gates = nullptr, *stream = nullptr, *normed = nullptr;
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, int threads, Scratch& scratch)
         : m(m), cache(cache), entries(entries), count(count), threads(threads), split(count >= SPREAD || !m.causal),
           taken((m.layers * WORKS + 1) * threads), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
           qkv_pitch(padded_stride(m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value))),
-          mixed_pitch(padded_stride(m.heads * m.d_value)) {
+          mixed_pitch(padded_stride(m.layers ? m.layer[0].out.columns : 0)) {
         barrier.n = threads;
         scratch.used = 0;
         for (int i = count - 1; i >= 0; i--) {
@@ -85,7 +87,8 @@ struct Step {
         if (split) normed = scratch.need(scratch.normed, count * model_pitch);
         if (m.layers) {  // matrices with the same number of columns have the same kind
             const Layer& layer = m.layer[0];
-            scratch.narrow.shape(layer.q_of, count, threads), scratch.mixes.shape(layer.out, count, threads);
+            scratch.narrow.shape(layer.v_of, count, threads), scratch.mixes.shape(layer.out, count, threads);
+            if (layer.latent.rank) shape_latent(layer);
         }
         shape_feedforwards();
     }
@@ -110,6 +113,12 @@ struct Step {
     }
 
 private:
+    void shape_latent(const Layer& layer) {
+        low_pitch = padded_stride(layer.latent.q_down.rows), query_pitch = padded_stride(layer.q_of.rows);
+        low = scratch.need(scratch.low, count * low_pitch), queries = scratch.need(scratch.queries, count * query_pitch);
+        scratch.lows.shape(layer.q_of, count, threads);
+    }
+
     void shape_feedforwards() {
         bool gated = false;
         scratch.mixture.hidden_pitch = 0;
@@ -148,9 +157,18 @@ private:
         return (((long)layer * cache.sequences + sequence) * m.kv_heads + g) * capacity;
     }
 
+    int rotation(int i) const {  // the row of the rotary tables for entry i
+        return entries[i].position + (cache.rotations ? cache.rotations[entries[i].sequence] : 0);
+    }
+
     View view_of(int i, int g, int layer) {  // what entry i attends to: its sequence in the cache, or in this pass
+        const int start = i - entries[i].position;
+        if (const Latent& latent = m.layer[layer].latent; latent.rank) {
+            const float* keys = cache.keys ? cache.keys + cache_offset(layer, entries[i].sequence, 0, cache.capacity) * m.d_head : k_of(start);
+            const long pitch = cache.keys ? m.d_head : qkv_pitch;
+            return {keys, keys + latent.d_shared, pitch, pitch};
+        }
         if (!cache.keys) {
-            const int start = i - entries[i].position;
             return {k_of(start) + g * m.d_head, v_of(start) + g * m.d_value, qkv_pitch, qkv_pitch};
         }
         const long at = cache_offset(layer, entries[i].sequence, g, cache.capacity);
@@ -176,7 +194,7 @@ private:
     void keep(int i, int g, int index) {  // the key and value of entry i, written to the cache if there is one
         const Layer& layer = m.layer[index];
         float *k = k_of(i) + g * m.d_head, *v = v_of(i) + g * m.d_value;
-        prepare_head(m, layer, layer.k, g, k, entries[i].position, true);
+        prepare_head(m, layer, layer.k, g, k, rotation(i), true);
         clip(v, m.d_value, m.clip);
         if (!cache.keys) return;
         const long at = cache_offset(index, entries[i].sequence, g, cache.capacity) + entries[i].position;
@@ -199,27 +217,85 @@ private:
         for (int i = 0; i < count;) {
             const int end = split ? ends[i] : i + 1;
             for (int h = first_head; h < last_head; h++) {
-                for (int j = i; j < end; j++) prepare_head(m, layer, layer.q, h, q_of(j) + h * m.d_head, entries[j].position, true);
-                attend_head(i, end, h, index, weights.data());
+                for (int j = i; j < end; j++) prepare_head(m, layer, layer.q, h, q_of(j) + h * m.d_head, rotation(j), true);
+                attend_head(i, end, h, index, weights.data(), mixed + i * mixed_pitch + h * m.d_value, mixed_pitch);
             }
             i = end;
         }
     }
 
-    void attend_head(int i, int end, int h, int index, float* weights) {  // head h of entries i..end
+    // Head h of entries i..end. The results may take the place of the queries.
+    void attend_head(int i, int end, int h, int index, float* weights, float* out, long pitch) {
         const Layer& layer = m.layer[index];
         const Head head = head_of(h, layer.sinks);
         const View view = view_of(i, h / (m.heads / m.kv_heads), index);
-        float* out = mixed + i * mixed_pitch + h * m.d_value;
         const auto seen = [&](int j, int& from, int& last) { visible(i + j, layer, from, last); };
         const auto biases = [&](int j) { return m.biases_of(h, entries[i + j].position); };
         if (m.d_value % WIDE == 0 && end - i >= 4)
-            return attend_run(head, view, end - i, q_of(i) + h * m.d_head, qkv_pitch, seen, biases, out, mixed_pitch);
+            return attend_run(head, view, end - i, q_of(i) + h * m.d_head, qkv_pitch, seen, biases, out, pitch);
         for (int j = 0; j < end - i; j++) {
             int from, last;
             seen(j, from, last);
-            attend_one(head, view, q_of(i + j) + h * m.d_head, from, last, biases(j), weights, out + j * mixed_pitch);
+            attend_one(head, view, q_of(i + j) + h * m.d_head, from, last, biases(j), weights, out + j * pitch);
         }
+    }
+
+    // Queries, and what the cache keeps, of latent attention; then attention, whose results take the place of its queries.
+    void attend_latent(int t, int index, const float* in) {
+        const Layer& layer = m.layer[index];
+        const Latent& latent = layer.latent;
+        const int at = index * WORKS, R = latent.d_shared, first = m.heads * t / threads, last = m.heads * (t + 1) / threads;
+        const Vectors& v = take(t, scratch.narrow, in, model_pitch);
+        matmul(t, at + K, layer.k_of, in, model_pitch, v, k_of(0), qkv_pitch);
+        matmul(t, at + V, layer.v_of, in, model_pitch, v, k_of(0) + R, qkv_pitch);
+        if (latent.q_down.rows) {
+            matmul(t, at + Q_DOWN, latent.q_down, in, model_pitch, v, low, low_pitch);
+            barrier.wait();
+            for (int i = share_of(t); i < share_of(t + 1); i++)
+                normalize(latent.q_down_norm, low + i * low_pitch, latent.q_down.rows, low + i * low_pitch);
+            barrier.wait();
+            matmul(t, at + Q, layer.q_of, low, low_pitch, take(t, scratch.lows, low, low_pitch), queries, query_pitch);
+        } else {
+            matmul(t, at + Q, layer.q_of, in, model_pitch, v, queries, query_pitch);
+        }
+        barrier.wait();
+        for (int i = share_of(t); i < share_of(t + 1); i++) {
+            float* k = k_of(i);
+            if (layer.rotated) rotate(layer, k, rotation(i));
+            normalize(latent.c_norm, k + R, latent.rank, k + R);
+            if (!cache.keys) continue;
+            const long to = cache_offset(index, entries[i].sequence, 0, cache.capacity) + entries[i].position;
+            std::memcpy(cache.keys + to * m.d_head, k, m.d_head * sizeof(float));
+        }
+        for (int h = first; h < last; h++) {
+            float* q = queries + h * latent.d_query;
+            for (int i = 0; i < count; i++) {
+                if (layer.rotated) rotate(layer, q + i * query_pitch, rotation(i));
+                std::memcpy(q_of(i) + h * m.d_head, q + i * query_pitch, R * sizeof(float));
+            }
+            multiply_alone(latent.absorb[h], count, q + R, query_pitch, q_of(0) + h * m.d_head + R, qkv_pitch);
+        }
+        barrier.wait();
+        std::vector<float> weights(std::max(cache.capacity, count) + WIDE);
+        const bool together = last - first >= 4 && m.d_value % WIDE == 0 && !layer.sinks && !m.biases;
+        for (int i = 0; i < count;) {
+            const int end = split ? ends[i] : i + 1;
+            if (together && end - i < 4)
+                for (; i < end; i++) attend_together(i, index, first, last);
+            else
+                for (int h = first; h < last; h++)
+                    attend_head(i, end, h, index, weights.data(), q_of(i) + h * m.d_head, qkv_pitch);
+            i = end;
+        }
+        for (int h = first; h < last; h++)
+            multiply_alone(latent.value[h], count, q_of(0) + h * m.d_head, qkv_pitch, mixed + h * latent.d_value, mixed_pitch);
+    }
+
+    void attend_together(int i, int index, int first, int last) {  // heads of one entry that have the same keys, as a run of queries
+        float* q = q_of(i) + first * m.d_head;
+        const auto seen = [&](int, int& from, int& end) { visible(i, m.layer[index], from, end); };
+        attend_run(head_of(first, nullptr), view_of(i, 0, index), last - first, q, m.d_head, seen,
+                   [](int) -> const float* { return nullptr; }, q, m.d_head);
     }
 
     void attend_memory(int t, int index) {  // over the output of an encoder
@@ -317,12 +393,16 @@ private:
         const Layer& layer = m.layer[l];
         const int at = l * WORKS;
         const float* in = enter(t, layer.attention, x, normed);
-        const Vectors& v = take(t, scratch.narrow, in, model_pitch);
-        matmul(t, at + Q, layer.q_of, in, model_pitch, v, q_of(0), qkv_pitch);
-        matmul(t, at + K, layer.k_of, in, model_pitch, v, k_of(0), qkv_pitch);
-        matmul(t, at + V, layer.v_of, in, model_pitch, v, v_of(0), qkv_pitch);
-        barrier.wait();
-        attend(t, l);
+        if (layer.latent.rank) {
+            attend_latent(t, l, in);
+        } else {
+            const Vectors& v = take(t, scratch.narrow, in, model_pitch);
+            matmul(t, at + Q, layer.q_of, in, model_pitch, v, q_of(0), qkv_pitch);
+            matmul(t, at + K, layer.k_of, in, model_pitch, v, k_of(0), qkv_pitch);
+            matmul(t, at + V, layer.v_of, in, model_pitch, v, v_of(0), qkv_pitch);
+            barrier.wait();
+            attend(t, l);
+        }
         project_out(t, at + OUT, layer.out);
         if (!m.parallel) leave(t, layer.attention, x, normed, first);
         if (layer.cross_q_of.rows) {
