@@ -76,56 +76,48 @@ inline floats to_floats(ints v) {
 #endif
 }
 
-// A panel of bfloat16 times B vectors of floats. Not inlined: with its callers GCC 12 has too few registers for eight vectors, which
-// then take 1.1 times as long.
+// Prefetch the step of a panel that is `ahead` bytes after this one. The loops over a panel end after some columns, and the hardware
+// prefetcher starts too late: 24 matrices of 3072 x 1024 take 29 % less time with four vectors and bfloat16, 25 % with eight and int8.
+template <int B>
+inline void prefetch_step(const uints* w, int ahead) {
+    if constexpr (B <= 8)
+        for (int i = 0; i < STEP; i += 64) __builtin_prefetch((const char*)w + ahead + i, 0, 3);
+}
+constexpr int AHEAD = 4096;  // of integers; 3 to 5 KB are as good
+
+// A panel of bfloat16 times B vectors of floats. Where the registers do not hold all sums, some columns are multiplied in parts of the
+// panel, and meanwhile the next ones are prefetched. Sums are stored one by one, because GCC 12 keeps what is copied by memcpy in
+// memory. Not inlined: with its callers there are too few registers for eight vectors.
 template <int B>
 __attribute__((noinline)) void few_bf16(const uint8_t* w, int steps, const float* x, float (*out)[WIDE]) {
-    constexpr int N = AT_ONCE<B>;
-    for (int part = 0; part < PARTS; part += N) {
-        floats sums[B][N] = {};
-        const uints* at = (const uints*)w + part;
-        const float* one = x;
-        for (int k = 0; k < steps; k++, at += PARTS, one += 2 * B)
-#pragma GCC unroll 8
-            for (int j = 0; j < N; j++) {
-                const floats even = (floats)(at[j] << 16), odd = (floats)(at[j] & 0xffff0000u);
-#pragma GCC unroll 8
-                for (int b = 0; b < B; b++) sums[b][j] = multiply_add(sums[b][j], even, one[b]);
-#pragma GCC unroll 8
-                for (int b = 0; b < B; b++) sums[b][j] = multiply_add(sums[b][j], odd, one[B + b]);
-            }
-        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * LANES, sums[b], sizeof sums[b]);
-    }
-}
-
-// Two panels of bfloat16 times one or two vectors, for the reasons of two_streams (rows.h): a step of four models takes 9 to 12 %
-// less time. Integers do not gain (int8) or lose 6 % (int4).
-template <int B>
-__attribute__((noinline)) void two_bf16(const uint8_t* w, const uint8_t* v, int steps, const float* x, float (*out)[WIDE]) {
-    floats sums[2][B][PARTS] = {};
-    for (int k = 0; k < steps; k++, w += STEP, v += STEP, x += 2 * B)
-#pragma GCC unroll 8
-        for (int j = 0; j < PARTS; j++) {
-            const uints pair[] = {((const uints*)w)[j], ((const uints*)v)[j]};
+    constexpr int N = AT_ONCE<B>, BLOCK = 64;
+    for (int from = 0; from < steps; from += BLOCK, w += BLOCK * STEP, x += BLOCK * 2 * B)
+        for (int part = 0; part < PARTS; part += N) {
+            floats sums[B][N];
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-                for (int p = 0; p < 2; p++) {
-                    sums[p][b][j] = multiply_add(sums[p][b][j], (floats)(pair[p] << 16), broadcast(x[b]));
-                    sums[p][b][j] = multiply_add(sums[p][b][j], (floats)(pair[p] & 0xffff0000u), broadcast(x[B + b]));
+                for (int j = 0; j < N; j++) sums[b][j] = from ? load(out[b] + (part + j) * LANES) : floats{};
+            const uints* at = (const uints*)w + part;
+            const float* one = x;
+            for (int k = 0; k < std::min(BLOCK, steps - from); k++, at += PARTS, one += 2 * B) {
+                if (part == 0) prefetch_step<B>(at, BLOCK * STEP);
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; odd++) {
+                    floats weights[N];
+#pragma GCC unroll 8
+                    for (int j = 0; j < N; j++) weights[j] = (floats)(odd ? at[j] & 0xffff0000u : at[j] << 16);
+#pragma GCC unroll 8
+                    for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
+                        for (int j = 0; j < N; j++) sums[b][j] = multiply_add(sums[b][j], weights[j], broadcast(one[odd * B + b]));
                 }
+            }
+#pragma GCC unroll 8
+            for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
+                for (int j = 0; j < N; j++) store(out[b] + (part + j) * LANES, sums[b][j]);
         }
-    std::memcpy(out, sums, sizeof sums);
-}
-
-// Prefetch the step of a panel that is AHEAD bytes after this one. The loops over integers end after each group of columns, and
-// the hardware prefetcher starts too late: int4 of two models takes 8 to 17 % less time, int8 of one 5 %. Not tried for more than
-// two vectors, which need more instructions for each step.
-constexpr int AHEAD = 4096;
-template <int B>
-inline void prefetch_step(const uints* w) {
-    if constexpr (B <= 2)
-        for (int i = 0; i < STEP; i += 64) __builtin_prefetch((const char*)w + AHEAD + i, 0, 3);
 }
 
 // sums[b][j] += N parts of some steps of a panel times bytes of B vectors: every word of x, or every second one.
@@ -134,7 +126,7 @@ inline void add_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)
     ints a[B][N];  // a copy stays in registers
     std::memcpy(a, sums, sizeof a);
     for (int k = 0; k < steps; k++, w += PARTS) {
-        prefetch_step<B>(w);
+        prefetch_step<B>(w, AHEAD);
 #pragma GCC unroll 2
         for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += WORDS * B) {
             uints weights[N];
@@ -155,7 +147,7 @@ inline void add_split_bytes(const uints* w, int steps, const uint32_t* x, ints (
     if constexpr (2 * B * N <= 16) {  // few sums: both at once, so that additions do not wait for each other
         ints high[B][N] = {}, low[B][N] = {};
         for (int k = 0; k < steps; k++, w += PARTS, x += 2 * B) {
-            prefetch_step<B>(w);
+            prefetch_step<B>(w, AHEAD);
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
@@ -180,7 +172,7 @@ inline void add_word_pairs(const uints* w, int steps, const uint32_t* x, ints (&
     std::memcpy(a, sums, sizeof a);
     for (int k = 0; k < steps; k++, w += PARTS) {
         if (N < PARTS) __builtin_prefetch(next + k * N);
-        else prefetch_step<B>(w);
+        else prefetch_step<B>(w, AHEAD);
 #pragma GCC unroll 2
         for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += 2 * B)
 #pragma GCC unroll 8
@@ -278,13 +270,7 @@ inline void multiply_panels(const Matrix& m, const Chunk& chunk, const Vectors& 
             }
         return;
     }
-    const int half = KIND == BF16 && v.batch <= 2 && LANES >= 8 ? (chunk.last - chunk.first) / WIDE / 2 * WIDE : 0;
-    for (int row = chunk.first; row < chunk.first + half; row += WIDE) {
-        const auto two = v.batch == 1 ? two_bf16<1> : two_bf16<2>;
-        two(panel_of(m, row), panel_of(m, row + half), steps_of(m), (const float*)v.words_of(0), out);
-        for (int k = 0; k < 2; k++) store_tile(m, row + k * half, chunk.last, v, 0, out + k * v.batch, y, stride);
-    }
-    for (int row = chunk.first + 2 * half; row < chunk.last; row += WIDE)
+    for (int row = chunk.first; row < chunk.last; row += WIDE)
         for (int tile = chunk.from; tile < chunk.to; tile++) {
             switch (v.tile) {
                 case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
