@@ -94,8 +94,13 @@ class Attention(nn.Module):
         elif tap.wants("scores") or tap.wants("pattern"):
             heads = explicit_attention(q, k, v, self.scale, mask, context.is_causal, dropout, tap)
         else:
-            options = {"scale": self.scale, "enable_gqa": k.shape[1] != q.shape[1]}
-            heads = self.kernel(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=context.is_causal, **options)
+            options = {"scale": self.scale, "dropout_p": dropout, "is_causal": context.is_causal}
+            if k.shape[1] == q.shape[2] == 1 and k.shape[3] != v.shape[3]:
+                # heads that share their keys, as queries: for such widths torch would copy the keys for each head
+                mask = mask if mask is None or mask.dim() < 3 else mask.transpose(-3, -2)
+                heads = self.kernel(q.transpose(1, 2), k, v, attn_mask=mask, **options).transpose(1, 2)
+            else:
+                heads = self.kernel(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1], **options)
         heads = heads if after is None else heads @ after.transpose(-1, -2)
         return tap("out", self.o(tap("heads", heads).transpose(1, 2).flatten(2)))
 

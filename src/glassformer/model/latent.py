@@ -52,9 +52,8 @@ class LatentAttention(Attention):
         low = x if self.q_down is None or self.q_down_norm is None else self.q_down_norm(self.q_down(x))
         q = self.prepare(self.q(low), self.n_heads, None, context.rotation)
         if tap is NO_TAP and q.shape[2] < min(self.absorbs_below, latent.shape[2]):
-            return self.attend(
-                *self.absorb(q, shared, latent), context, tap, self.v.weight.unflatten(0, (q.shape[1], -1))
-            )
+            q, keys, values = self.absorb(q, shared, latent)
+            return self.attend(q, keys, values, context, tap, self.v.weight.unflatten(0, (self.n_heads, -1)))
         return self.attend(q, *self.expand(shared, latent), context, tap)
 
     def project_kv(

@@ -62,49 +62,53 @@ inline float dot(const float* a, const float* b, int n) {
     return rest;
 }
 
-// The contribution of the columns from `whole` on (fewer than LANES). Not inline: few matrices have such columns, and every
-// instance of rows_times would contain the code.
-__attribute__((noinline)) inline void add_rest(const float* w, long columns, long whole, const float* const* x,
-                                               int rows, int vectors, float* out) {
-    for (int r = 0; r < rows; r++)
-        for (int b = 0; b < vectors; b++)
-            for (long c = whole; c < columns; c++) out[r * vectors + b] += w[r * columns + c] * x[b][c];
+// The columns from `whole` on, fewer than LANES. Not inline: few matrices have such columns.
+__attribute__((noinline)) inline void add_rest(const float* w, long columns, long whole, const float* const* x, int vectors, float* out) {
+    for (int b = 0; b < vectors; b++)
+        for (long c = whole; c < columns; c++) out[b] += w[c] * x[b][c];
 }
 
-// R rows times B vectors.
-//
-// The hardware prefetcher cannot follow R streams that each end after a row, so the rows that come `next`, if any, are
-// prefetched into the L2 cache. The order of a sum is the same for every R and B: a vector gets the same bits alone and in a batch.
-template <int R, int B, bool NEXT>
-inline void rows_times(const Matrix& m, int row, const float* next, const float* const* x, float* const* y) {
+// y[b][row] = the sum of all lanes (+ bias).
+template <int B>
+inline void finish_row(const Matrix& m, int row, const floats* sums, const float* const* x, float* const* y) {
     const long columns = m.columns, whole = columns / LANES * LANES;
-    const float* w = (const float*)m.weights + (long)row * columns;
-    floats sums[R][B] = {};
-    float out[R * B];
-    for (long i = 0; i < whole; i += LANES) {
+    float out[B];
+#pragma GCC unroll 8
+    for (int b = 0; b < B; b++) out[b] = sum_lanes(sums[b]);
+    if (whole < columns) add_rest((const float*)m.weights + row * columns, columns, whole, x, B, out);
+#pragma GCC unroll 8
+    for (int b = 0; b < B; b++) y[b][row] = out[b] + (m.bias ? m.bias[row] : 0.0f);
+}
+
+// sums[r][b] (+)= some columns of R rows, `columns` apart, times B vectors; `next` is what is read after them. The order of a sum
+// is the same for every R and B: a vector gets the same bits alone and in a batch.
+template <int R, int B, bool NEXT>
+inline void rows_times(const float* w, long columns, long from, long to, const float* next, const float* const* x, floats* sums,
+                       long stride) {
+    constexpr bool IN_REGISTER = R > 1 && R * B + R + 1 < SUMS + 4;  // not with all registers: GCC 12 then keeps a sum in memory
+    floats a[R][B];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int b = 0; b < B; b++) a[r][b] = from ? sums[r * stride + b] : floats{};
+    for (long i = from; i < to; i += LANES) {
         floats weights[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const float* at = w + r * columns + i;
-            weights[r] = in_register(load(at));
-            if (NEXT) __builtin_prefetch(next + r * columns + i, 0, 2);
+            weights[r] = in_register(load(w + r * columns + i));
+            if (NEXT) __builtin_prefetch(next + r * columns + i - from, 0, 3);
         }
 #pragma GCC unroll 8
         for (int b = 0; b < B; b++) {
-            const floats here = R > 1 ? in_register(load(x[b] + i)) : load(x[b] + i);
+            const floats here = IN_REGISTER ? in_register(load(x[b] + i)) : load(x[b] + i);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) sums[r][b] = multiply_add(sums[r][b], weights[r], here);
+            for (int r = 0; r < R; r++) a[r][b] = multiply_add(a[r][b], weights[r], here);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int b = 0; b < B; b++) out[r * B + b] = sum_lanes(sums[r][b]);
-    if (whole < columns) add_rest(w, columns, whole, x, R, B, out);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int b = 0; b < B; b++) y[b][row + r] = out[r * B + b] + (m.bias ? m.bias[row + r] : 0.0f);
+        for (int b = 0; b < B; b++) sums[r * stride + b] = a[r][b];
 }
 
 // Some rows times B vectors: the first half of them together with the second, row by row.
@@ -116,10 +120,10 @@ inline void rows_times(const Matrix& m, int row, const float* next, const float*
 // with AVX-512, with one 3 % longer with AVX2.
 template <int B>
 inline void two_streams(const Matrix& m, int first, int last, const float* const* x, float* const* y) {
-    const int half = (last - first) / 2;
+    const int half = (last - first + 1) / 2, apart = last - first - half;  // of an odd number of rows, both compute one
     const long columns = m.columns, whole = columns / LANES * LANES;
     for (int row = first; row < first + half; row++) {
-        const float *w = (const float*)m.weights + (long)row * columns, *v = w + half * columns;
+        const float *w = (const float*)m.weights + (long)row * columns, *v = w + apart * columns;
         floats a[B] = {}, b[B] = {};
 #pragma GCC unroll 32 / LANES
         for (long i = 0; i < whole; i += LANES) {
@@ -130,23 +134,19 @@ inline void two_streams(const Matrix& m, int first, int last, const float* const
                 a[n] = multiply_add(a[n], left, here), b[n] = multiply_add(b[n], right, here);
             }
         }
-        for (int k = 0; k < 2; k++) {
-            const int to = row + k * half;
-            float out[B];
-            for (int n = 0; n < B; n++) out[n] = sum_lanes(k ? b[n] : a[n]);
-            if (whole < columns) add_rest(k ? v : w, columns, whole, x, 1, B, out);
-            for (int n = 0; n < B; n++) y[n][to] = out[n] + (m.bias ? m.bias[to] : 0.0f);
-        }
+        finish_row<B>(m, row, a, x, y), finish_row<B>(m, row + apart, b, x, y);
     }
-    if ((last - first) % 2) rows_times<1, B, false>(m, last - 1, nullptr, x, y);
 }
 
-// B vectors; the last is repeated for missing ones, which are computed and written again. As many vectors as the registers
-// hold are multiplied with the same rows at once, then the others, while the rows are in the L1 cache.
+// Some rows times B vectors; the last is repeated for missing ones, which are computed and written again. Columns are multiplied in
+// blocks, whose part of the vectors stays in the L1 cache: three rows at once, or two where the registers do not hold the sums of
+// all vectors and some are multiplied after the others. What is read next is prefetched meanwhile: the hardware does not follow
+// streams that end so soon. Eight vectors take 14 to 28 % less time for a model 2048 wide than without blocks.
 template <int B>
 inline void band(const Matrix& m, int first, int last, const float* x, long pitch, int vectors, float* y, long stride,
                  int next_row) {
-    constexpr int FEW = std::min(B, SUMS / 3), R = std::min(4, SUMS / FEW);
+    constexpr int FEW = std::min(B, SUMS / 3), R = FEW < B ? 2 : 3, ROWS = 24;
+    constexpr long BLOCK = 1024;
     const float* from[B];
     float* to[B];
     for (int b = 0; b < B; b++) {
@@ -154,15 +154,27 @@ inline void band(const Matrix& m, int first, int last, const float* x, long pitc
         from[b] = x + at * pitch, to[b] = y + at * stride;
     }
     if constexpr (LANES >= 8 && B <= 2) return two_streams<B>(m, first, last, from, to);
-    int row = first;
+    const long columns = m.columns, whole = columns / LANES * LANES;
     const float* all = (const float*)m.weights;
-    for (; row + R <= last; row += R) {
-        const float* next = all + (long)(row + R < last || !next_row ? row + R : next_row) * m.columns;
-        rows_times<R, FEW, (R > 1)>(m, row, next, from, to);
-        for (int b = FEW; b < B; b += FEW) rows_times<R, FEW, false>(m, row, nullptr, from + b, to + b);
+    floats sums[ROWS][B] = {};
+    for (int top = first; top < last; top += ROWS) {
+        const int bottom = std::min(top + ROWS, last), after = bottom < last ? bottom : next_row ? next_row : top;
+        for (long c = 0; c < whole; c += BLOCK) {
+            const long end = std::min(c + BLOCK, whole);
+            int row = top;
+            for (; row + R <= bottom; row += R) {
+                const float *w = all + row * columns, *below = w + R * columns + c;
+                const float* next = row + 2 * R <= bottom ? below : all + (end < whole ? top * columns + end : after * columns);
+                rows_times<R, FEW, (R > 1)>(w, columns, c, end, next, from, sums[row - top], B);
+                for (int b = FEW; b < B; b += FEW)
+                    rows_times<R, FEW, false>(w, columns, c, end, nullptr, from + b, sums[row - top] + b, B);
+            }
+            for (; row < bottom; row++)
+                for (int b = 0; b < B; b += FEW)
+                    rows_times<1, FEW, false>(all + row * columns, columns, c, end, nullptr, from + b, sums[row - top] + b, B);
+        }
+        for (int row = top; row < bottom; row++) finish_row<B>(m, row, sums[row - top], from, to);
     }
-    for (; row < last; row++)
-        for (int b = 0; b < B; b += FEW) rows_times<1, FEW, false>(m, row, nullptr, from + b, to + b);
 }
 
 // Rows first..last of y = m x (+ bias) for a float32 matrix and a few vectors, `pitch` floats apart.

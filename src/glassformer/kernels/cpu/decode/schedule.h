@@ -43,8 +43,7 @@ inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
     constexpr long CHUNK = 256 << 10;
     if (batch >= MANY) return WIDE;
     const long rows = std::min(CHUNK * 8 / ((long)w.columns * bits_of(w)), (long)w.rows / threads);
-    const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // then three float32 rows are multiplied with 4 or 8 vectors at once
-    const int step = threes ? 24 : WIDE;
+    const int step = w.kind == F32 && batch > 2 ? 24 : WIDE;  // 24: see band (rows.h)
     return (int)std::max(rows / step * step, (long)step);
 }
 
