@@ -8,9 +8,6 @@ namespace glass {
 
 constexpr int WIDE = 32;         // rows of a panel
 constexpr int PARTS = WIDE / LANES;  // registers of them
-// From this many vectors on, a matmul is limited by arithmetic, and transposing a panel of weights pays off. With short
-// registers the transposition takes longer.
-constexpr int MANY = LANES == 16 ? 16 : 48;
 template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of whole numbers is (byte - ZERO) * scale
 
 // Parts of a panel that are multiplied with B vectors at once: as many as there are registers for.
@@ -38,17 +35,21 @@ constexpr Form ROUNDED = HAS_BYTES ? BYTES : SPLIT;
 
 inline bool whole(const Matrix& m) { return m.kind == INT8 || m.kind == INT4; }
 
+// Whether so many vectors are multiplied by arithmetic that pays off for many only: panels of float32 weights, which are transposed
+// first, and where the processor has the instructions, activations in bfloat16 or 8 bits.
+inline bool is_many(const Matrix& m, int batch) { return batch >= (LANES < 16 || m.kind == F32 ? 48 : 16); }
+
 inline Form form_of(const Matrix& m, int batch) {
-    if (whole(m)) return (m.kind == INT4 ? HAS_BYTES : batch >= MANY) ? ROUNDED : SPLIT;
-    if (batch < MANY || m.kind != BF16) return FLOATS;
+    if (whole(m)) return (m.kind == INT4 ? HAS_BYTES : is_many(m, batch)) ? ROUNDED : SPLIT;
+    if (m.kind != BF16 || !is_many(m, batch)) return FLOATS;
     if (HAS_TILES && m.columns % (2 * TILE) == 0 && may_use_tiles()) return LINES;
     return HAS_PAIRS ? PAIRS : FLOATS;
 }
 
-inline int tile_of(Form form, int batch) {  // vectors of a tile: what the registers hold, and little that is empty
+inline int tile_of(Form form, int batch, bool many) {  // vectors of a tile: what the registers hold, and little that is empty
     if (form == LINES) return 2 * TILE;
     if (form == SIGNS) return 2;  // with all rows of a panel: weights are operands in memory, and only sums need registers
-    if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, LANES);
+    if (!many || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, LANES);
     const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
     return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
 }
@@ -62,7 +63,7 @@ struct Vectors {
 
     void shape(const Matrix& m, int batch_, bool filled = true) {
         batch = batch_, columns = m.columns, group = whole(m) ? m.group : m.columns;
-        form = form_of(m, batch), tile = tile_of(form, batch), tiles = (batch + tile - 1) / tile;
+        form = form_of(m, batch), tile = tile_of(form, batch, is_many(m, batch)), tiles = (batch + tile - 1) / tile;
         zero = form == SIGNS ? 1 : m.kind == INT8 ? ZERO<INT8> : ZERO<INT4>;
         depth = form == FLOATS ? (columns + 1) / 2 * 2 : form == BYTES ? columns / 4 : (columns + 1) / 2;
         if (!filled) return;

@@ -94,7 +94,7 @@ __attribute__((noinline)) void few_bf16(const uint8_t* w, int steps, const float
     for (int from = 0; from < steps; from += BLOCK, w += BLOCK * STEP, x += BLOCK * 2 * B)
         for (int part = 0; part < PARTS; part += N) {
             floats sums[B][N];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++) sums[b][j] = from ? load(out[b] + (part + j) * LANES) : floats{};
@@ -107,13 +107,13 @@ __attribute__((noinline)) void few_bf16(const uint8_t* w, int steps, const float
                     floats weights[N];
 #pragma GCC unroll 8
                     for (int j = 0; j < N; j++) weights[j] = (floats)(odd ? at[j] & 0xffff0000u : at[j] << 16);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                     for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                         for (int j = 0; j < N; j++) sums[b][j] = multiply_add(sums[b][j], weights[j], broadcast(one[odd * B + b]));
                 }
             }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++) store(out[b] + (part + j) * LANES, sums[b][j]);
@@ -276,29 +276,21 @@ inline void multiply_panels(const Matrix& m, const Chunk& chunk, const Vectors& 
                 case 1: tile_times<KIND, 1>(m, row, v, tile, out); break;
                 case 2: tile_times<KIND, 2>(m, row, v, tile, out); break;
                 case 4: tile_times<KIND, 4>(m, row, v, tile, out); break;
-                case 14: if constexpr (LANES == 16) tile_times<KIND, 14>(m, row, v, tile, out); break;
+                case 6: if constexpr (TALL == 6 && KIND == BF16) tile_times<KIND, 6>(m, row, v, tile, out); break;
+                case 14: if constexpr (TALL == 14) tile_times<KIND, 14>(m, row, v, tile, out); break;
                 default: tile_times<KIND, 8>(m, row, v, tile, out);
             }
             store_tile(m, row, chunk.last, v, tile, out, y, stride);
         }
 }
 
-// panel[c][r] = weight (row + r, c) of bfloat16 as a float, for processors that cannot multiply it.
-inline void widen_panel(const Matrix& m, int row, float* panel) {
-    const uint16_t* w = (const uint16_t*)panel_of(m, row);
-    for (int c = 0; c < m.columns; c++)
-        for (int r = 0; r < WIDE; r++) {
-            const uint32_t bits = (uint32_t)w[(c / 2 * WIDE + r) * 2 + c % 2] << 16;
-            std::memcpy(&panel[(long)c * WIDE + r], &bits, sizeof bits);
-        }
-}
-
 // A chunk of y = m x (+ bias), whose first row is a multiple of 32; `v` holds x in the form that form_of returns, except for few
 // vectors and float32, which use x itself: all of them.
 inline void multiply(const Matrix& m, const Chunk& chunk, const float* x, long pitch, const Vectors& v, float* y, long stride) {
-    if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, chunk, v, y, stride, widen_panel);
     switch (m.kind) {
-        case F32: return multiply_rows(m, chunk.first, chunk.last, x, pitch, v.batch, y, stride, chunk.next_row);
+        case F32:
+            if (is_many(m, v.batch)) return multiply_floats(m, chunk, v, y, stride);
+            return multiply_rows(m, chunk.first, chunk.last, x, pitch, v.batch, y, stride, chunk.next_row);
         case BF16: return multiply_panels<BF16>(m, chunk, v, y, stride);
         case INT8: return multiply_panels<INT8>(m, chunk, v, y, stride);
         default: return multiply_panels<INT4>(m, chunk, v, y, stride);

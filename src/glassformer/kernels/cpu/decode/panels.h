@@ -66,23 +66,22 @@ inline void prefetch_panel(const float* start, long depth, long pitch, int part,
         __builtin_prefetch(start + i / lines * pitch + i % lines * LANES, 0, 2);
 }
 
-// A chunk of y = m x (+ bias) for many vectors of floats. `widen` makes a whole panel of a matrix that is not float32.
-template <class F>
-inline void multiply_floats(const Matrix& m, const Chunk& chunk, const Vectors& v, float* y, long stride, F widen) {
+// A chunk of y = m x (+ bias) for many vectors of floats.
+inline void multiply_floats(const Matrix& m, const Chunk& chunk, const Vectors& v, float* y, long stride) {
     static thread_local std::vector<float> panel;
-    const int deep = m.kind == F32 ? std::min(DEEP, m.columns) : m.columns;
+    const int deep = std::min(DEEP, m.columns);
     panel.resize((long)WIDE * deep + LANES);
     for (int row = chunk.first; row < chunk.last; row += WIDE) {
         const int width = std::min(WIDE, chunk.last - row);
         const float* bias = m.bias ? m.bias + row : nullptr;
         for (int from = 0; from < m.columns; from += deep) {
             const int depth = std::min(deep, m.columns - from);
-            m.kind == F32 ? fill_panel(m, row, from, from + depth, panel.data(), m.columns) : widen(m, row, panel.data());
+            fill_panel(m, row, from, from + depth, panel.data(), m.columns);
             const bool more = from + deep < m.columns;
             const long next = more ? row : row + WIDE < chunk.last ? row + WIDE : chunk.next_row;
             const float* ahead = (const float*)m.weights + next * m.columns + (more ? from + deep : 0);
             for (int i = chunk.from; i < chunk.to; i++) {
-                if (m.kind == F32 && next) prefetch_panel(ahead, deep, m.columns, i - chunk.from, chunk.to - chunk.from);
+                if (next) prefetch_panel(ahead, deep, m.columns, i - chunk.from, chunk.to - chunk.from);
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);

@@ -5,7 +5,7 @@
 
 namespace glass {
 
-inline bool converts(const Matrix& w, int batch) { return batch >= MANY || w.kind != F32; }  // vectors are not read as they are
+inline bool converts(const Matrix& w, int batch) { return w.kind != F32 || is_many(w, batch); }  // vectors are not read as they are
 
 // Vectors in the form that one kind of matrix needs: many vectors are one set that all threads prepare together, of few
 // vectors each thread has a copy.
@@ -15,7 +15,7 @@ struct Prepared {
     bool joint = false, needed = false;
 
     void shape(const Matrix& w, int batch, int threads) {
-        columns = w.columns, joint = batch >= MANY, needed = w.rows && batch && converts(w, batch);
+        columns = w.columns, joint = is_many(w, batch), needed = w.rows && batch && converts(w, batch);
         if ((int)sets.size() < threads) sets.resize(threads);
         for (int t = 0; t < (joint ? 1 : threads); t++) sets[t].shape(w, batch, needed);
     }
@@ -41,7 +41,7 @@ inline int bits_of(const Matrix& w) { return w.kind == F32 ? 32 : w.kind == BF16
 // Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes.
 inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
     constexpr long CHUNK = 256 << 10;
-    if (batch >= MANY) return WIDE;
+    if (is_many(w, batch)) return WIDE;
     const long rows = std::min(CHUNK * 8 / ((long)w.columns * bits_of(w)), (long)w.rows / threads);
     const int step = w.kind == F32 && batch > 2 ? 24 : WIDE;  // 24: see band (rows.h)
     return (int)std::max(rows / step * step, (long)step);
