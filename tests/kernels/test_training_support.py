@@ -225,6 +225,9 @@ REFUSED = {
         "qk_norm.eps", "qk_norm.bias", "qk_norm.weight", "qk_norm.offset", "qk_norm_over", "qk_norm_after_rotation",
         "window", "window_layers")), "dropout", *KINDS, *ROTATED, *OTHER_POSITIONS,
     } | NEVER,
+    "fused blocks": (NO_DENSE | NEVER | KINDS) - {"feedforward", "feedforward.down_bias"} | {
+        "placement", "dropout", "first_norm", "residual_scale", "attention.clip", "attention.qk_norm_after_rotation",
+    },
     "grouped experts": {f"feedforward{field}" for field in ("", ".d_ff", ".activation", ".bias", ".limit", ".down_bias",
                                                             ".up_offset")},
     "CUDA loss": HEADS | NEVER,
@@ -302,6 +305,7 @@ def _every_machine(monkeypatch):
 
 REQUESTS = {
     "float8": TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True),
+    "fused": TrainingRequest(GPU, torch.bfloat16, captured=True),
     "native": TrainingRequest(CPU),
     "frozen": TrainingRequest(CPU, frozen=True),
 }
@@ -321,6 +325,18 @@ def refused(kernel):
 )
 def test_a_cuda_kernel_refuses_exactly_the_listed_changes(kernel):
     assert refused(kernel) == REFUSED[kernel.name]
+
+
+@pytest.mark.usefixtures("_every_machine")
+def test_heads_that_are_rotated_or_shared_have_the_kernel_in_captured_steps():
+    kernel = next(k for k in TRAINING_KERNELS if k.name == "causal attention")
+    base = dataclasses.replace(BASE, attention=c.Attention(n_heads=4, d_head=64))
+    for position in (c.Rotary(), c.Learned()):
+        for groups in (4, 2):
+            one = dataclasses.replace(base, position=position, attention=c.Attention(4, n_kv_heads=groups, d_head=64))
+            plain = position == c.Learned() and groups == 4
+            assert kernel.supports(one, REQUESTS["fused"]) is None
+            assert (kernel.supports(one, BFLOAT16) is None) == plain
 
 
 def gradients(model):

@@ -45,7 +45,7 @@ def train_answer() -> dict[str, Any]:
     from glassformer.training import read_run
     from glassformer.training.accelerate import choose
     from glassformer.training.events import implementation
-    from glassformer.training.loop import choose_machine, kernel_request
+    from glassformer.training.machine import choose_machine, kernel_request
 
     run = read_run("", (), source="the default run")
     device, dtype, compiled = choose_machine(run)

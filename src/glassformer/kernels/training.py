@@ -18,7 +18,17 @@ from glassformer.config import ConfigError, ModelConfig
 from glassformer.kernels.cpu.training import frozen, library, modules
 from glassformer.kernels.cpu.training.frozen import frozen_head as frozen_head
 from glassformer.kernels.cpu.training.functions import WIDE
-from glassformer.kernels.cuda.training import adamw, causal, experts, fp8, fp8_cuda, fp8_layers, loss, muon
+from glassformer.kernels.cuda.training import (
+    adamw,
+    blocks,
+    causal,
+    experts,
+    fp8,
+    fp8_cuda,
+    fp8_layers,
+    loss,
+    muon,
+)
 from glassformer.kernels.registry import Kernel, Rule, any_value, any_values, unsupported_field
 from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import cxx, nvrtc
@@ -34,6 +44,8 @@ class TrainingRequest:
     """Dtype of the matmuls."""
     compiled: bool = False
     """True if the step is compiled by torch.compile, which cannot compile the CPU kernels."""
+    captured: bool = False
+    """True if the step is captured as a CUDA graph without having been compiled."""
     sharded: bool = False
     """True if parameters are sharded over ranks. Most kernels read whole parameters."""
     native: bool = True
@@ -95,19 +107,35 @@ HEAD: dict[str, Rule] = {"head": {"Head"}, "head.transform": {None}, "head.width
 KNOWN_NORMS: dict[str, Rule] = {"norm.weight": {True}, "first_norm": {True}}
 """The scale of a float8 input is computed from the weight of the norm before it."""
 
+FUSED_BLOCKS = "fused blocks"
+"""The kernel with which a step needs no torch.compile."""
+
 ALLOWED: dict[str, Mapping[str, Rule]] = {
     "float8 feed-forward": EVERYTHING
     | KNOWN_NORMS
     | {"feedforward": {"dense", "gated"}, "feedforward.down_bias": any_value},
     "float8 projections": EVERYTHING | KNOWN_NORMS,
     "float8 head": EVERYTHING | HEAD | {"head.bias": {False}},
+    FUSED_BLOCKS: EVERYTHING
+    | {
+        "placement": {"pre"},
+        "dropout": {0.0},
+        "residual_scale": {1.0},
+        "first_norm": {True},
+        "attention.qk_norm_over": {"head", "all"},
+        "attention.qk_norm_after_rotation": {False},
+        "attention.clip": {None},
+        "feedforward": {"dense", "gated"},
+        "feedforward.limit": {None},
+        "feedforward.up_offset": {0.0},
+        "feedforward.down_bias": any_value,
+    },
     "causal attention": EVERYTHING
     | {
-        "attention.n_kv_heads": {None},
         "attention.d_value": {None, causal.WIDTH},
         "attention.qk_norm": {None},
         "attention.window": {None},
-        "position": {"learned", "sinusoidal", "none"},
+        "position": {"learned", "sinusoidal", "none", "rotary"},
         "score_bias": {None},
         "dropout": {0.0},
     },
@@ -161,9 +189,13 @@ def _on_device(request: TrainingRequest, device: str, dtype: torch.dtype | None 
     return "parameters are sharded" if request.sharded else None
 
 
-def _compiled_in_bfloat16(request: TrainingRequest) -> Reason:
-    reason = None if request.compiled else "the step is not compiled by torch.compile"
-    return reason or _on_device(request, "cuda", torch.bfloat16)
+def _fused_blocks(config: ModelConfig, request: TrainingRequest) -> Reason:
+    if not isinstance(config, c.DecoderConfig):
+        return "the model is not a decoder"
+    if not request.captured or request.compiled or request.float8:
+        return "the step is compiled by torch.compile, or not captured as a CUDA graph"
+    device = _on_device(request, "cuda", torch.bfloat16) or _nvrtc(config, request)
+    return device or blocks.unsupported_widths(config)
 
 
 def _causal(config: ModelConfig, request: TrainingRequest) -> Reason:
@@ -171,7 +203,12 @@ def _causal(config: ModelConfig, request: TrainingRequest) -> Reason:
         return "the model is not a decoder"
     if config.d_head != causal.WIDTH:
         return f"heads are {config.d_head} wide, not {causal.WIDTH}"
-    return _compiled_in_bfloat16(request) or (None if causal.available() else "no Hopper GPU with NVRTC was found")
+    if request.compiled and (config.position.kind == "rotary" or config.n_kv_heads != config.n_heads):
+        return "heads that are rotated or share keys have another layout in a compiled step"
+    if not (request.compiled or request.captured):
+        return "the step is neither compiled nor captured"
+    reason = _on_device(request, "cuda", torch.bfloat16)
+    return reason or (None if causal.available() else "no Hopper GPU with NVRTC was found")
 
 
 def _grouped_experts(config: ModelConfig, request: TrainingRequest) -> Reason:
@@ -281,6 +318,8 @@ TRAINING_KERNELS: tuple[TrainingKernel, ...] = (
     _kernel("float8 projections", "projections of model.attention.Attention", _float8_projections, FLOAT8,
             "cuda/training/test_fp8_layers", fp8_layers.projection_replacements),
     _kernel("float8 head", "training.chunked_loss.head_gradients", _float8, FLOAT8, "cuda/training/test_fp8"),
+    _kernel(FUSED_BLOCKS, "model.block.PreNormBlock and model.attention.Attention", _fused_blocks, BFLOAT16,
+            "cuda/training/test_blocks", blocks.replacements),
     _kernel("causal attention", "F.scaled_dot_product_attention, backward", _causal, BFLOAT16,
             "cuda/training/test_causal", causal.replacements),
     _kernel("grouped experts", "model.moe.MoE", _grouped_experts, BFLOAT16, "cuda/training/test_experts",
@@ -303,6 +342,11 @@ TRAINING_KERNELS: tuple[TrainingKernel, ...] = (
 def choose_training_kernels(config: ModelConfig, request: TrainingRequest) -> list[str]:
     """Return the names of the kernels that support a config and a request."""
     return [kernel.name for kernel in TRAINING_KERNELS if kernel.supports(config, request) is None]
+
+
+def needs_no_compiler(config: ModelConfig, request: TrainingRequest) -> bool:
+    """Return whether the kernels carry a captured step, so that torch.compile would only take time."""
+    return FUSED_BLOCKS in choose_training_kernels(config, request)
 
 
 def install_training_kernels(model: Model, request: TrainingRequest) -> list[str]:

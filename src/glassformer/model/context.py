@@ -93,6 +93,13 @@ class Scoped:
         return self.tap.wants(self.prefix + site)
 
 
+def innermost(tap: Tap) -> Tap:
+    """Return the tap that the sites of a block reach: a tap that passes them on to another one holds it as `tap`."""
+    while (inner := getattr(tap, "tap", None)) is not None:
+        tap = inner
+    return tap
+
+
 def scoped(tap: Tap, prefix: str) -> Tap:
     """`tap` under a prefix; the no-op tap stays itself, so an unwatched forward builds no strings."""
     return tap if tap is NO_TAP else Scoped(tap, prefix)

@@ -45,6 +45,11 @@ def choose(config: ModelConfig, **request: Any) -> list[str]:
     return names
 
 
+def needs_no_compiler(config: ModelConfig, **request: Any) -> bool:
+    """Return whether kernels carry the step, so that it is captured without torch.compile."""
+    return kernels is not None and bool(kernels.needs_no_compiler(config, kernels.TrainingRequest(**request)))
+
+
 def fill_tables(model: Model, context: int, device: torch.device) -> None:
     """Compute the tables of rotary positions before a step is compiled.
 

@@ -32,9 +32,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from glassformer.config.choices import Recompute
 from glassformer.model import Model
 from glassformer.model.block import Block, Stack
-from glassformer.model.context import NO_TAP, ForwardContext, Scoped, Tap
+from glassformer.model.context import NO_TAP, ForwardContext, Tap, innermost
 from glassformer.sizing import count
-from glassformer.training.objective import Narrow, Routers, head_loss
+from glassformer.training.objective import Routers, head_loss
 from glassformer.training.run import Run
 
 LONG = 3e18
@@ -147,7 +147,7 @@ def _norm(norm: Any, x: Tensor) -> Tensor:
 def _forward(
     block: Block, again: Again | None, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP
 ) -> Tensor:
-    inner = _innermost(tap)
+    inner = innermost(tap)
     known = inner is NO_TAP or isinstance(inner, Routers)
     if not (known and block.training and torch.is_grad_enabled()) or context.cache is not None:
         plain: Tensor = type(block).forward(block, x, context, layer, tap)
@@ -157,13 +157,6 @@ def _forward(
     if isinstance(inner, Routers):
         inner.losses += losses
     return out
-
-
-def _innermost(tap: Tap) -> Tap:
-    """Return the tap that a block's sites reach; the dtype of the stream is set before the first block."""
-    while isinstance(tap, Scoped | Narrow):
-        tap = tap.tap if isinstance(tap, Scoped) else tap.inner
-    return tap
 
 
 @functools.cache

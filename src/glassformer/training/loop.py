@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glassformer import sizing
 from glassformer.model import Model
-from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
+from glassformer.model.device import keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint, first_postponed, importing_compiler
 from glassformer.training.checkpoint import StoredTensors
 from glassformer.training.data.batches import eval_batches
@@ -22,6 +22,7 @@ from glassformer.training.data.source import Source
 from glassformer.training.distributed.group import ALONE, Group, Stopped, Writer, start
 from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
+from glassformer.training.machine import choose_machine, is_capturable, kernel_request
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, evaluating, factor, require_gradient, trained
 from glassformer.training.probes import Probe, chosen_probes, measure
@@ -71,7 +72,8 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     The weights of a `resumed` run are loaded by `restore`.
     """
     group = start(run) if group is None else group
-    device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
+    alone = group is ALONE
+    device, dtype, compiled = group.agree(choose_machine(run, alone))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # a model that will be sharded may not fit on one device: it gets memory when it is sharded
     with importing_compiler() if compiled and not run.start.model else contextlib.nullcontext():
@@ -92,9 +94,9 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
         wanted = compiled = False
     if run.machine.recompute == "no" and wanted:
         frozen = len(parameters) < len(list(model.parameters()))
-        request = kernel_request(run, device, dtype, compiled, group.sharded) | {"frozen": frozen}
+        request = kernel_request(run, device, dtype, compiled, group.sharded, alone) | {"frozen": frozen}
         kernels = accelerate.install(model, **request)
-    if compiled:
+    if compiled or is_capturable(run, device, alone):
         accelerate.fill_tables(model, run.context, device)
     if compiled or run.machine.recompute != "no":
         from glassformer.training.blocks import prepare_blocks  # not needed by other runs
@@ -109,33 +111,6 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     made = (loss_function, parameters, group, compiled, kernels, group.writer(run))
     return TrainState(run, model, optimizer, device, dtype, average, 0, math.inf, *made)
-
-
-def kernel_request(
-    run: Run, device: torch.device, dtype: torch.dtype, compiled: bool, sharded: bool = False
-) -> dict[str, Any]:
-    """Return what the choice of kernels depends on: the fields of `kernels.training.TrainingRequest`."""
-    return {
-        "device": device,
-        "dtype": dtype,
-        "compiled": compiled,
-        "sharded": sharded,
-        "native": run.machine.compile == "auto",
-        "float8": run.machine.products == "float8",
-        "muon": run.optim.kind == "muon",
-    }
-
-
-def choose_machine(run: Run) -> tuple[torch.device, torch.dtype, bool]:
-    """Return the device, the dtype of the matmuls, and whether to compile with torch.compile."""
-    wanted = run.machine
-    choice = choose_for_training(wanted.device, wanted.precision, run.model.d_model)
-    # on a CPU, torch.compile was measured to be about neutral and takes half a minute, so it runs only on request; the
-    # CPU kernels compile in seconds, once
-    compiled = wanted.compile == "yes" or (wanted.compile == "auto" and choice.device == "cuda")
-    if run.lora is not None and run.lora.quantize != "no":
-        compiled = False  # torch's compiler fails on the codes of NF4
-    return torch.device(choice.device), choice.dtype, compiled
 
 
 def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:

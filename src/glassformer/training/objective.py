@@ -129,15 +129,15 @@ class Routers:
 class Narrow:
     """A tap that casts the residual stream to another dtype than that of the weights, from the embedding on."""
 
-    def __init__(self, inner: Tap, dtype: torch.dtype):
-        self.inner, self.dtype = inner, dtype
+    def __init__(self, tap: Tap, dtype: torch.dtype):
+        self.tap, self.dtype = tap, dtype
 
     def __call__(self, site: str, value: Tensor) -> Tensor:
-        value = self.inner(site, value)
+        value = self.tap(site, value)
         return value.to(self.dtype) if site.endswith("embed") else value
 
     def wants(self, site: str) -> bool:
-        return self.inner.wants(site)
+        return self.tap.wants(site)
 
 
 def summed_loss(

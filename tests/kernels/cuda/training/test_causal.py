@@ -56,6 +56,21 @@ def test_the_definition_is_attention_and_its_gradient():
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+def test_heads_that_share_keys_and_values():
+    """Their gradients are the sums of those of repeated heads."""
+    q, k, v = (t.requires_grad_() for t in numbers(2, 9, 6, 5, False, torch.float64))
+    k, v = (t[..., :10].detach().clone().requires_grad_() for t in (k, v))
+    d_out = torch.randn(2, 9, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    heads = [t.unflatten(-1, (-1, 5)).transpose(1, 2) for t in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*heads, is_causal=True, scale=0.3, enable_gqa=True).transpose(1, 2)
+    found = causal._Causal.apply(6, 0.3, q, k, v)
+    assert torch.allclose(wanted.flatten(2), found, rtol=1e-12)
+    given = (q, k, v)
+    exact = torch.autograd.grad(wanted.flatten(2), given, d_out)
+    for a, b in zip(exact, torch.autograd.grad(found, given, d_out), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("sliced", [True, False])
 def test_operators_keep_torchs_rules(sliced):
     given = numbers(2, 8, 2, 4, sliced)
@@ -90,6 +105,7 @@ def run(given, d_out, heads, scale, folder, blocks, parts=1):
         **{name: t.data_ptr() for name, t in places.items()},
         scale=scale,
         heads=heads,
+        sharing=out.shape[2] // given[1].shape[2],
         time=T,
         count=B * heads,
         whole=whole,
@@ -128,6 +144,16 @@ def test_the_kernels_are_the_definition(batch, time, heads, blocks, sliced, part
         assert (a - b).norm() < 2**-7 * b.norm()
         rows = (a - b).flatten(0, 1).norm(dim=1) / b.flatten(0, 1).norm(dim=1).clamp(min=1e-2)
         assert rows.max() < 2**-5
+
+
+@needs_compiler
+def test_the_kernels_read_shared_keys(folder):
+    q, k, v = numbers(2, 128, 4, causal.WIDTH, True)
+    given = [q, k[..., : 2 * causal.WIDTH], v[..., 64 : 64 + 2 * causal.WIDTH]]
+    d_out = torch.randn(2, 128, 4 * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
+    found, wanted = run(given, d_out, 4, 0.2, folder, 3)
+    for a, b in zip(found.double(), wanted.double(), strict=True):
+        assert (a - b).norm() < 2**-7 * b.norm()
 
 
 @pytest.mark.sample(1)
@@ -244,7 +270,6 @@ OTHERS = {
     "not causal": ((Q, Q, Q), {"is_causal": False}),
     "a mask": ((Q, Q, Q), {"is_causal": False, "attn_mask": torch.ones(8, 8, dtype=torch.bool)}),
     "dropout": ((Q, Q, Q), {"dropout_p": 1.0}),
-    "shared heads": ((Q, Q[:, :2], Q[:, :2]), {"enable_gqa": True}),
     "wider values": ((Q, Q, heads(2, 4, 8, 24)), {}),
     "float32": ((Q.float(), Q.float(), Q.float()), {}),
 }

@@ -1,6 +1,6 @@
 // One step of AdamW over many tensors in a single pass: parameter, gradient and both averages are read once, and
 // parameter and averages written once, 28 bytes for each number. Clipping multiplies the gradient while it is read, and
-// a step that failed writes nothing. A block processes a piece of one tensor, a thread eight consecutive numbers of it.
+// a step that failed writes nothing. A block processes a piece of one tensor, a thread eight numbers of it.
 // Blocks are independent: there is no synchronisation.
 //
 // The macro MOST is the largest number of tensors of a launch; their addresses travel in the arguments struct.
@@ -23,6 +23,7 @@ struct Arguments {
 
 #define THREADS 256
 #define EACH 8
+#define HALF (THREADS * EACH / 2)
 #ifndef __CUDACC__
 #define __grid_constant__
 #endif
@@ -46,28 +47,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) adamw(const __grid_constan
         else high = middle;
     }
     const long long numbers = a.numbers[low];
-    const long long at = ((long long)((int)blockIdx.x - a.first[low]) * THREADS + (int)threadIdx.x) * EACH;
-    if (at >= numbers) return;
+    // a thread has four numbers of each half of its block's, so that neighbouring threads read and write neighbouring 16 bytes
+    const long long at = (long long)((int)blockIdx.x - a.first[low]) * THREADS * EACH + (int)threadIdx.x * 4;
     float *parameter = a.parameter[low] + at, *mean = a.mean[low] + at, *square = a.square[low] + at;
     const float* gradient = a.gradient[low] + at;
     // 1 - beta^step in double precision: in float32, 1 - 0.999 would keep four digits
     const double step = *a.step[low], first = -expm1(step * a.log_beta1), second = -expm1(step * a.log_beta2);
     const float rate = *a.rate;
     const Factors f = {a.scale ? *a.scale : 1.f, 1 - rate * a.decay, (float)(rate / first), (float)(1 / sqrt(second))};
-    if (at + EACH <= numbers) {
+    if (at + HALF + 4 <= numbers) {
         Four p[2], g[2], m[2], v[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {  // all loads first
-            p[half] = ((Four*)parameter)[half], g[half] = ((const Four*)gradient)[half];
-            m[half] = ((Four*)mean)[half], v[half] = ((Four*)square)[half];
+            p[half] = *(Four*)(parameter + half * HALF), g[half] = *(const Four*)(gradient + half * HALF);
+            m[half] = *(Four*)(mean + half * HALF), v[half] = *(Four*)(square + half * HALF);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
             for (int n = 0; n < 4; n++) update(a, f, g[half].x[n], p[half].x[n], m[half].x[n], v[half].x[n]);
-            ((Four*)parameter)[half] = p[half], ((Four*)mean)[half] = m[half], ((Four*)square)[half] = v[half];
+            *(Four*)(parameter + half * HALF) = p[half], *(Four*)(mean + half * HALF) = m[half];
+            *(Four*)(square + half * HALF) = v[half];
         }
         return;
     }
-    for (int n = 0; at + n < numbers; n++) update(a, f, gradient[n], parameter[n], mean[n], square[n]);
+    for (int half = 0; half < 2; half++)
+        for (int n = half * HALF; n < half * HALF + 4 && at + n < numbers; n++)
+            update(a, f, gradient[n], parameter[n], mean[n], square[n]);
 }

@@ -29,7 +29,7 @@ struct Arguments {
     float *bits, *means;               // the same shape: the logsumexp times log2(e), and mean = sum of p dp
     float4* sums;  // (parts of split heads, then thread blocks; time / 128; 8; 256): partial dq in register layout
     float scale;
-    int heads, time, count, whole, parts;  // count: heads of all sequences of the batch
+    int heads, sharing, time, count, whole, parts;  // sharing: heads that read the same keys; count: heads of all sequences
     __device__ int pieces() const { return whole + (count - whole) * parts; }
     __device__ float4* sums_of(int slot, int i) const { return sums + ((long long)slot * (time / 128) + i) * 8 * 256; }
 };
@@ -93,12 +93,13 @@ __device__ inline void load_all(const Arguments& a, u32 memory, u32 filled, u32 
     const int pieces = a.pieces();
     for (Tile p(a); p.piece < pieces; p.move(a, blocks), n++) {
         const int column = p.head % a.heads * 64, row = p.head / a.heads * a.time;
+        const int shared = p.head % a.heads / a.sharing * 64;
         if (p.is_first(blocks)) {
             const u32 stage = round & 1, at = memory + KEYS + stage * PAIR, bar = filled + 16 + 8 * stage;
             if (round >= 2) await(emptied + 16 + 8 * stage, round / 2 - 1);
             arrive_expecting(bar, PAIR);
-            tma_load(at, &a.key, column, row + p.j * TILE, bar);
-            tma_load(at + PART, &a.value, column, row + p.j * TILE, bar);
+            tma_load(at, &a.key, shared, row + p.j * TILE, bar);
+            tma_load(at + PART, &a.value, shared, row + p.j * TILE, bar);
             round++;
         }
         const u32 stage = n & 1, at = memory + QUERIES + stage * PAIR, bar = filled + 8 * stage;

@@ -9,7 +9,8 @@ p is computed again from the scores and the kept logsumexp of each query. Matmul
 p and ds are rounded to bfloat16 between them.
 
 `attend` is installed as `Attention.kernel`, in place of `F.scaled_dot_product_attention`. Queries, keys and values are
-(B,T,HK), as the projections write them, and may be slices of wider rows. Their gradients are contiguous.
+(B,T,HK), as the projections write them, and may be slices of wider rows. Their gradients are contiguous. Of keys and
+values that heads share, the gradients of all heads are written and then added.
 """
 
 import ctypes
@@ -50,8 +51,8 @@ class Arguments(ctypes.Structure):
         *((name, nvrtc.Map) for name in ("query", "key", "value", "d_out", "d_query", "d_key", "d_value")),
         *((name, ctypes.c_void_p) for name in ("results", "d_results", "logs", "bits", "means", "sums")),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("heads", "time", "count", "whole", "parts")),
-        ("unused", ctypes.c_uint32 * 14),  # pads the struct to a multiple of 64 bytes
+        *((name, ctypes.c_int) for name in ("heads", "sharing", "time", "count", "whole", "parts")),
+        ("unused", ctypes.c_uint32 * 13),  # pads the struct to a multiple of 64 bytes
     ]
 
 
@@ -111,9 +112,9 @@ def supports_call(batch: int, time: int, heads: int, width: int, device: torch.d
     return least is not None and shares(batch * heads, time, blocks()).busy >= least
 
 
-def _by_head(tensors: Iterable[Tensor], heads: int) -> list[Tensor]:
+def _by_head(tensors: Iterable[Tensor], width: int) -> list[Tensor]:
     """Return tensors (B,T,HK) as (B,H,T,K)."""
-    return [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in tensors]
+    return [t.unflatten(-1, (-1, width)).transpose(1, 2) for t in tensors]
 
 
 def _by_token(t: Tensor) -> Tensor:
@@ -123,15 +124,33 @@ def _by_token(t: Tensor) -> Tensor:
 
 def _forward_on_gpu(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-    out, logs, *_ = attention(*_by_head(qkv, heads), None, True, 0.0, True, False, scale=scale)
+    out, logs, *_ = attention(*_by_head(qkv, qkv[0].shape[2] // heads), None, True, 0.0, True, False, scale=scale)
     return _by_token(out), logs.view(out.shape[:3])
 
 
 @operator(_forward_on_gpu)
 def forward(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
     """Return o (B,T,HK) and the logsumexp of the scores (B,H,T)."""
-    out, logs = _on_cpu(*_by_head(qkv, heads), 0.0, True, scale=scale)
+    out, logs = _on_cpu(*_by_head(_repeated(qkv, heads), qkv[0].shape[2] // heads), 0.0, True, scale=scale)
     return _by_token(out), logs.contiguous()
+
+
+def _repeated(qkv: list[Tensor], heads: int) -> list[Tensor]:
+    """Return queries, and keys and values as wide as these: each head of them once for every head that reads it."""
+    q, *kv = qkv
+    sharing, width = q.shape[2] // kv[0].shape[2], q.shape[2] // heads
+    if sharing == 1:
+        return qkv
+    return [q, *(t.unflatten(2, (-1, 1, width)).expand(-1, -1, -1, sharing, -1).flatten(2) for t in kv)]
+
+
+def _shared(d_qkv: Tensor, qkv: list[Tensor], heads: int) -> list[Tensor]:
+    """Return the gradients of queries, keys and values; those of repeated heads are added."""
+    d_q, *d_kv = d_qkv.unbind(0)
+    sharing, width = d_q.shape[2] // qkv[1].shape[2], d_q.shape[2] // heads
+    if sharing == 1:
+        return [d_q, *d_kv]
+    return [d_q, *(t.unflatten(2, (-1, sharing, width)).sum(3).flatten(2) for t in d_kv)]
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -162,6 +181,7 @@ def _backward_on_gpu(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor
         **{name: t.data_ptr() for name, t in buffers.items()},
         scale=scale,
         heads=heads,
+        sharing=out.shape[2] // qkv[1].shape[2],
         time=T,
         count=count,
         whole=whole,
@@ -177,8 +197,8 @@ def _backward_on_gpu(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor
 
 @operator(_backward_on_gpu)
 def backward(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
-    """Return the gradients of queries, keys and values, stacked (3,B,T,HK)."""
-    q, k, v, o, do = _by_head((*qkv, out, d_out), heads)
+    """Return the gradients of queries and of repeated keys and values, stacked (3,B,T,HK)."""
+    q, k, v, o, do = _by_head((*_repeated(qkv, heads), out, d_out), out.shape[2] // heads)
     return torch.stack([_by_token(t) for t in _gradient_on_cpu(do, q, k, v, o, logs, 0.0, True, scale=scale)])
 
 
@@ -193,7 +213,7 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         out, logs, *qkv = ctx.saved_tensors
-        return None, None, *backward(qkv, out, logs, gradients[0], ctx.heads, ctx.scale).unbind(0)
+        return None, None, *_shared(backward(qkv, out, logs, gradients[0], ctx.heads, ctx.scale), qkv, ctx.heads)
 
 
 def attend(
@@ -209,13 +229,13 @@ def attend(
     """As `F.scaled_dot_product_attention`, which also computes whatever the kernel does not support."""
     B, H, T, K = q.shape
     plain = is_causal and attn_mask is None and not dropout_p and scale is not None and torch.is_grad_enabled()
-    same = q.shape == k.shape == v.shape and q.dtype is k.dtype is v.dtype is torch.bfloat16
+    same = q.shape[2:] == k.shape[2:] == v.shape[2:] and q.dtype is k.dtype is v.dtype is torch.bfloat16
     if not (plain and same and supports_call(B, T, H, K, q.device)):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     out: Tensor = _Causal.apply(H, scale, *map(_by_token, (q, k, v)))
-    return _by_head([out], H)[0]
+    return _by_head([out], K)[0]
 
 
 def replacements(model: Model) -> Iterator[Replacement]:

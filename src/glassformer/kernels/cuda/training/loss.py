@@ -119,4 +119,6 @@ def head_gradients(
     losses, gradient = loss_rows(logits, targets, *settings, columns)
     total, plain = losses.sum(1)
     d_bias = None if bias is None else gradient.sum(0, dtype=torch.float32)
+    if logits.is_cuda and not torch.compiler.is_compiling():  # in float32 from the matmul on
+        return total, plain, gradient @ weight, torch.mm(gradient.T, hidden, out_dtype=torch.float32), d_bias
     return total, plain, gradient @ weight, gradient.T @ hidden, d_bias

@@ -1,0 +1,116 @@
+"""Norms, activations, rotations and sums of a training step, compiled for the CPU, against float64."""
+
+import pytest
+import torch
+
+from glassformer.kernels.cuda.training import between
+from glassformer.model.layers import ACTIVATIONS
+from glassformer.model.positions import Rotation, apply_rotation
+from tests.emulated_cuda import needs_compiler
+from tests.kernels.cuda.training.emulated_between import emulate
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(autouse=True)
+def _emulated(monkeypatch, tmp_path_factory):
+    emulate(monkeypatch, tmp_path_factory.getbasetemp())
+
+
+def exact_norm(x, weight, bias, norm):
+    x = x.double()
+    x = x - x.mean(-1, keepdim=True) if norm.centred else x
+    x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    x = x if weight is None else x * (weight.double() + norm.offset)
+    return x if bias is None else x + bias.double()
+
+
+def near(found, wanted, bound=2**-7):
+    return float((found.double() - wanted).norm()) <= bound * float(wanted.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("width", [8, 64, 256, 264, 1032])
+@pytest.mark.parametrize(
+    ("centred", "wide", "added"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_norms_and_their_gradients(width, centred, wide, added):
+    draw = torch.Generator().manual_seed(width)
+    rows = 37  # no multiple of the rows of a block
+    stream = torch.randn(rows, width, generator=draw) + 3
+    stream = stream if wide else stream.bfloat16()
+    branch = torch.randn(rows, width, generator=draw).bfloat16() if added else None
+    more = torch.randn(width, generator=draw) if added and width != 264 else None
+    weight, bias = torch.randn(width, generator=draw), torch.randn(width, generator=draw) if centred else None
+    norm = between.Norm(centred, 1e-5, 0.5)
+    d_out, d_sum = torch.randn(2, rows, width, generator=draw).bfloat16()
+    total, out, statistics = between.norm_forward(stream, branch, more, weight, bias, norm)
+    wanted = stream.double() + (branch.double() if added else 0) + (0 if more is None else more.double())
+    assert near(total, wanted, 2**-7 if not wide else 1e-6)
+    x = total.double().requires_grad_()
+    w = weight.double().requires_grad_()
+    b = None if bias is None else bias.double().requires_grad_()
+    y = exact_norm(x, w, b, norm)
+    assert near(out, y.detach())
+    (y * d_out.double()).sum().backward()
+    given = d_sum.to(stream.dtype)
+    d_stream, d_branch, d_norm = between.norm_backward(
+        d_out, given, total, statistics, weight, norm, added, more is not None
+    )
+    assert near(d_stream, x.grad + d_sum.double(), 2**-7 if not wide else 1e-5)
+    assert d_branch.dtype is torch.bfloat16 or not added
+    assert near(d_branch, x.grad + d_sum.double())
+    assert near(d_norm[0], w.grad, 1e-4)
+    assert b is None or near(d_norm[1], b.grad, 1e-4)
+    assert more is None or near(d_norm[2], (x.grad + d_sum.double()).sum(0), 1e-4)
+    alone, *_ = between.norm_backward(d_out, None, total, statistics, weight, norm, added, False)
+    assert near(alone, x.grad, 2**-7 if not wide else 1e-4)
+
+
+@pytest.mark.parametrize("kind", between.ACTIVATION_NAMES)
+@pytest.mark.parametrize("gated", [False, True])
+def test_activations_and_their_gradients(kind, gated):
+    draw = torch.Generator().manual_seed(0)
+    gate, up, d_out = (4 * torch.randn(3, 5, 24, generator=draw)).bfloat16().chunk(3)
+    x, u = gate.double().requires_grad_(), up.double().requires_grad_()
+    wanted = ACTIVATIONS[kind](x) * (u if gated else 1)
+    wanted.backward(d_out.double())
+    assert near(between.activation_forward(gate, up if gated else None, kind), wanted.detach())
+    for summed in (False, True):
+        found, sums = between.activation_backward(d_out, gate, up if gated else None, kind, summed)
+        for one, exact in zip(found, (x.grad, u.grad), strict=False):
+            assert near(one, exact)
+        for one, exact in zip(sums, (x.grad, u.grad), strict=False):
+            assert near(one, exact.sum((0, 1)), 1e-3)
+        assert len(found) == 1 + gated
+        assert len(sums) == summed * len(found)
+
+
+@pytest.mark.parametrize("shapes", [[(37, 24)], [(5, 2056)] * 3, [(9, 16), (9, 24)], [(9, 12)]])
+def test_column_sums(shapes):
+    draw = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(shape, generator=draw).bfloat16() for shape in shapes]
+    found = between.column_sums(matrices)
+    assert all(near(a, m.double().sum(0), 1e-5) for a, m in zip(found, matrices, strict=True))
+
+
+@pytest.mark.parametrize("pairing", ["halves", "interleaved"])
+@pytest.mark.parametrize(("width", "rotated", "own"), [(64, 64, False), (24, 16, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotations(pairing, width, rotated, own, dtype):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 3, width, generator=draw).bfloat16()
+    angles = torch.randn(2 if own else 1, 5, rotated // 2, generator=draw)
+    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+    rotation = Rotation(cosines[:, None].double(), sines[:, None].double(), pairing)
+    wanted = apply_rotation(x.double().transpose(1, 2), rotation).transpose(1, 2)
+    found = between.rotate(x, cosines, sines, pairing == "halves", 1.0)
+    assert near(found, wanted)
+    assert near(between.rotate(found, cosines, sines, pairing == "halves", -1.0), x.double(), 2**-6)
+
+
+WIDTHS = [(8, True), (256, True), (24, False), (260, False), (264, True), (8200, False)]
+
+
+@pytest.mark.parametrize(("width", "supported"), WIDTHS)
+def test_widths_of_norms(width, supported):
+    assert (between.unsupported_width(width) is None) == supported
