@@ -327,7 +327,7 @@ TRAINING_KERNELS: tuple[TrainingKernel, ...] = (
     _kernel("CUDA loss", "training.chunked_loss.head_gradients", _cuda_loss, BFLOAT16, "cuda/training/test_loss"),
     _kernel("CUDA Muon", "training.muon.Muon, elementwise passes", _muon, "one step of bfloat16 before rounding",
             "cuda/training/test_muon"),
-    _kernel("CUDA AdamW", "torch.optim.AdamW", _nvrtc, "float32 sums in another order: 1e-6 relative",
+    _kernel("CUDA AdamW", "training.optimizers.AdamW", _nvrtc, "float32 sums in another order: 1e-6 relative",
             "cuda/training/test_adamw"),
     _kernel("frozen matmuls", "model.adapters.AdaptedLinear, frozen nn.Linear, the frozen head", _frozen, FLOAT32,
             "cpu/training/test_frozen", frozen.frozen_replacements),
@@ -393,6 +393,6 @@ def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> ModuleType | No
     return muon if muon.supports_call(matrices, rate) else None
 
 
-def adamw_kernel(optimizer: torch.optim.AdamW) -> ModuleType | None:
-    """Return the module with AdamW's step in one pass, or None for torch's."""
+def adamw_kernel(optimizer: adamw.AdamW) -> ModuleType | None:
+    """Return the module with AdamW's step in one pass, or None for torch's operator."""
     return adamw if adamw.supports_call(optimizer) else None

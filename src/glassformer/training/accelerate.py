@@ -89,7 +89,7 @@ def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> types.ModuleTyp
     return found
 
 
-def adamw_kernel(optimizer: torch.optim.AdamW) -> types.ModuleType | None:
+def adamw_kernel(optimizer: Any) -> types.ModuleType | None:
     """Return the module with a faster step of AdamW, or None."""
     if kernels is None:
         return None

@@ -7,7 +7,8 @@ after the orthogonalization can be one kernel each (`accelerate.muon_kernel`).
 """
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -49,27 +50,29 @@ def orthogonalize_all(stacks: dict[torch.Size, Tensor]) -> dict[torch.Size, Tens
     return made
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """Nesterov momentum m <- mu m + (1 - mu) g, update O((1 - mu) g + mu m), decoupled weight decay.
 
     The learning rate, a number or a tensor on the device (which a CUDA graph reads in each replay), is multiplied by
-    sqrt(max(1, rows / columns)), as in the original. As in torch's fused AdamW, gradients are divided by the tensor
-    `grad_scale`, and nothing changes if the tensor `found_inf` is 1, so that a captured step can be skipped on the
-    device.
+    sqrt(max(1, rows / columns)), as in the original.
     """
 
-    found_inf: Tensor | None = None
-    grad_scale: Tensor | None = None
     local: Callable[[Tensor], Tensor] = staticmethod(lambda tensor: tensor)
     """Returns the part of a tensor that this process holds (`distributed.muon`)."""
     orthogonalize: Callable[[dict[torch.Size, Tensor]], dict[torch.Size, Tensor]] = staticmethod(orthogonalize_all)
 
-    def __init__(self, params: Any, lr: float | Tensor, momentum: float, weight_decay: float):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, params: Iterable[Tensor], lr: float | Tensor, momentum: float, weight_decay: float):
+        group = {"params": list(params), "lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        self.param_groups: list[dict[str, Any]] = [group]
+        self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self, found_inf: Tensor | None = None, shrink: Tensor | None = None) -> None:
+        """Update all matrices that have a gradient, unless the tensor `found_inf` is 1.
+
+        Gradients are multiplied by the tensor `shrink`. As in `AdamW`, both are read on the device.
+        """
+        scale = None if shrink is None else 1 / shrink
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
@@ -80,35 +83,42 @@ class Muon(torch.optim.Optimizer):
                 for shape, matrices in shapes.items()
             }
             ahead = {
-                shape: self._look_ahead(matrices, group["momentum"], kernels[shape])
+                shape: self._look_ahead(matrices, group["momentum"], kernels[shape], found_inf, scale)
                 for shape, matrices in shapes.items()
             }
             for shape, updates in self.orthogonalize(ahead).items():
                 factor, matrices = math.sqrt(max(1.0, shape[0] / shape[1])), list(map(self.local, shapes[shape]))
                 if kernel := kernels[shape]:
-                    kernel.move(matrices, updates, group["lr"], group["weight_decay"], factor, self.found_inf)
+                    kernel.move(matrices, updates, group["lr"], group["weight_decay"], factor, found_inf)
                     continue
-                lr = group["lr"] if self.found_inf is None else group["lr"] * (1 - self.found_inf)
+                lr = group["lr"] if found_inf is None else group["lr"] * (1 - found_inf)
                 torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
                 torch._foreach_add_(matrices, (updates.to(matrices[0].dtype) * (-lr * factor)).unbind())
 
-    def _look_ahead(self, matrices: list[Tensor], momentum: float, kernel: ModuleType | None) -> Tensor:
-        """Update the momentum m and return the stack of (1 - mu) g + mu m in bfloat16."""
+    def _look_ahead(
+        self,
+        matrices: list[Tensor],
+        momentum: float,
+        kernel: ModuleType | None,
+        found_inf: Tensor | None,
+        scale: Tensor | None,
+    ) -> Tensor:
+        """Update the momentum m and return the stack of (1 - mu) g + mu m in bfloat16. `scale` divides g."""
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.local(self.state[p]["momentum_buffer"]) for p in matrices]
         given = [self.local(p.grad) for p in matrices if p.grad is not None]
         if kernel is not None:
-            stack: Tensor = kernel.look_ahead(given, buffers, momentum, self.grad_scale, self.found_inf)
+            stack: Tensor = kernel.look_ahead(given, buffers, momentum, scale, found_inf)
             return stack
         gradients = torch.stack(given)
-        if self.grad_scale is not None:
-            gradients /= self.grad_scale
+        if scale is not None:
+            gradients /= scale
         new: float | Tensor = 1 - momentum
-        if self.found_inf is not None:  # select, not multiply: NaN times zero is NaN
-            gradients = torch.where(self.found_inf > 0, 0.0, gradients)
-            new = new * (1 - self.found_inf)
+        if found_inf is not None:  # select, not multiply: NaN times zero is NaN
+            gradients = torch.where(found_inf > 0, 0.0, gradients)
+            new = new * (1 - found_inf)
         moved = torch.stack(buffers).lerp_(gradients, new)
         torch._foreach_copy_(buffers, moved.unbind())
         return gradients.lerp_(moved, momentum).bfloat16()

@@ -5,6 +5,7 @@
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, assert_never
 
@@ -18,6 +19,100 @@ from glassformer.training.run import Optim, Schedule
 
 HELD_ROWS, HELD_FROM = "held_rows", "held_from"
 """Attributes of a model (names of tables, each with the first of its last rows that no step changes) and of a table."""
+FUSED = ("cpu", "cuda")
+"""Types of devices on which one kernel updates all parameters. A CUDA graph can hold it."""
+
+
+class AdamW:
+    """Moments m and v of the gradient, update m / (sqrt(v) + eps) without their bias, decoupled weight decay.
+
+    The first optimizer of `torch.optim` imports torch's compiler: more than a second at the start of a run that
+    compiles nothing. This class calls the operator that `torch.optim.AdamW(fused=True)` calls, so the bits are equal.
+    The state has the same names, dtypes and devices, so checkpoints do not depend on which of the two wrote them.
+
+    The learning rate of a group is a number, or a tensor on the device, which a CUDA graph reads in each replay.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float | Tensor, betas: tuple[float, float], eps: float = 1e-8):
+        self.param_groups: list[dict[str, Any]] = []
+        """Each with its parameters under `params`, and its `weight_decay`."""
+        self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+        self.on_gpu: bool = groups[0]["params"][0].is_cuda
+        for group in groups:
+            # the operator reads step counters on the device, `_one_by_one` on the CPU
+            fused = group["params"][0].device.type in FUSED
+            self.param_groups.append({**group, "lr": lr, "betas": betas, "eps": eps, "fused": fused})
+
+    def state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the state of a parameter. Its first step creates it."""
+        held = self.state[parameter]
+        if not held:
+            device = parameter.device if group["fused"] else "cpu"
+            held["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            held["exp_avg"], held["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return held
+
+    @torch.no_grad()
+    def step(self, found_inf: Tensor | None = None, shrink: Tensor | None = None) -> None:
+        """Update all parameters that have a gradient, unless the tensor `found_inf` is 1.
+
+        Gradients are multiplied by the tensor `shrink`. Both are read on the device, so that a CUDA graph can hold a
+        step that is skipped or clipped.
+        """
+        if self.on_gpu and (kernel := accelerate.adamw_kernel(self)):
+            kernel.step(self, found_inf, shrink)
+            return
+        scale = None if shrink is None else 1 / shrink
+        for group in self.param_groups:
+            update = _fused if group["fused"] else _one_by_one
+            dtypes: dict[torch.dtype, list[Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    dtypes.setdefault(p.dtype, []).append(p)
+            for parameters in dtypes.values():
+                update(parameters, [self.state_of(p, group) for p in parameters], group, found_inf, scale)
+
+
+def _fused(
+    parameters: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: dict[str, Any],
+    found_inf: Tensor | None,
+    scale: Tensor | None,
+) -> None:
+    means, squares, steps = ([held[key] for held in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    beta1, beta2 = group["betas"]
+    torch._foreach_add_(steps, 1)
+    torch._fused_adamw_(
+        parameters, gradients, means, squares, [], steps, lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"],
+        weight_decay=group["weight_decay"], amsgrad=False, maximize=False, grad_scale=scale, found_inf=found_inf,
+    )  # fmt: skip
+    if found_inf is not None:  # the operator changed nothing if it is 1: the count goes back
+        torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+
+def _one_by_one(
+    parameters: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: dict[str, Any],
+    found_inf: Tensor | None,
+    scale: Tensor | None,
+) -> None:
+    """Update one parameter after the other, so that temporaries are those of one (`sizing.step.temporaries`)."""
+    if found_inf is not None and bool(found_inf):
+        return
+    beta1, beta2 = group["betas"]
+    for p, held in zip(parameters, states, strict=True):
+        assert p.grad is not None
+        gradient = p.grad if scale is None else p.grad / scale
+        held["step"] += 1
+        count = float(held["step"])
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        held["exp_avg"].lerp_(gradient, 1 - beta1)
+        held["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = (held["exp_avg_sq"].sqrt() / (1 - beta2**count) ** 0.5).add_(group["eps"])
+        p.addcdiv_(held["exp_avg"], root, value=-group["lr"] / (1 - beta1**count))
 
 
 class Optimizer:
@@ -34,19 +129,15 @@ class Optimizer:
             case _:
                 assert_never(optim.kind)
         adam = {n: p for n, p in named.items() if n not in muon}
-        self.members: list[tuple[torch.optim.Optimizer, float]] = []
+        self.members: list[tuple[AdamW | Muon, float]] = []
         groups = [
             {"params": [p for n, p in adam.items() if rules[n].decayed], "weight_decay": optim.weight_decay},
             {"params": [p for n, p in adam.items() if not rules[n].decayed], "weight_decay": 0.0},
         ]
         groups = [g for g in groups if g["params"]]
         device = next(iter(named.values())).device
-        self.on_gpu = device.type == "cuda"
-        betas = (optim.beta1, optim.beta2)
-        # fused: one kernel over all parameters, on CPU and CUDA alike; capturable: a CUDA graph can hold the step
-        kernel = {"fused": device.type in ("cpu", "cuda"), "capturable": device.type == "cuda"}
         if groups:
-            adamw = torch.optim.AdamW(groups, lr=_rate(optim.lr, device), betas=betas, **kernel)
+            adamw = AdamW(groups, _rate(optim.lr, device), (optim.beta1, optim.beta2))
             self.members.append((adamw, optim.lr))
         if muon:
             rate = _rate(optim.muon_lr, device)
@@ -55,8 +146,8 @@ class Optimizer:
         for name, first in getattr(model, HELD_ROWS, {}).items():
             if name in named:
                 setattr(named[name], HELD_FROM, first)
-        for member, _ in self.members:
-            _hold_rows(member)
+        self.tables = [p for p in named.values() if _held_rows(p) is not None]
+        """Parameters with held rows: weight decay would change these without a gradient."""
 
     def step(self, factor: float) -> None:
         self.set_rate(factor)
@@ -64,7 +155,7 @@ class Optimizer:
 
     def rates(self, factor: float) -> dict[str, float]:
         """Return the learning rates of a step by the names of their fields: `lr` of AdamW, `muon_lr` of Muon."""
-        names = {torch.optim.AdamW: "lr", Muon: "muon_lr"}
+        names = {AdamW: "lr", Muon: "muon_lr"}
         return {names[type(member)]: factor * peak for member, peak in self.members}
 
     def set_rate(self, factor: float) -> None:
@@ -81,18 +172,18 @@ class Optimizer:
 
         `shrink` multiplies the gradient while the optimizers read it, so no extra pass is needed.
         """
+        kept = [(rows, rows.clone()) for p in self.tables if (rows := _held_rows(p)) is not None]
         for member, _ in self.members:
-            if self.on_gpu and isinstance(member, torch.optim.AdamW) and (kernel := accelerate.adamw_kernel(member)):
-                kernel.step(member, found_inf, shrink)
-                continue
-            member.grad_scale = None if shrink is None else 1 / shrink  # type: ignore[attr-defined]
-            member.found_inf = found_inf  # type: ignore[attr-defined]
-            member.step()
-            member.found_inf = member.grad_scale = None  # type: ignore[attr-defined]
+            member.step(found_inf, shrink)
+        for rows, values in kept:
+            rows.copy_(values)
 
     def zero_grad(self) -> None:
+        """Delete all gradients."""
         for member, _ in self.members:
-            member.zero_grad(set_to_none=True)
+            for group in member.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor of every optimizer under `parameter/key`: plain tensors, no pickle."""
@@ -115,9 +206,8 @@ class Optimizer:
                     name = self.names[id(parameter)]
                     held = {key: tensors[f"{name}/{key}"] for key in keys.pop(name, [])}
                     # a fused kernel reads the step counter through its address: on a GPU it must not be on the CPU
-                    read_there = group.get("fused") or group.get("capturable")
                     member.state[parameter] = {
-                        key: value.to(parameter.device if key != "step" or read_there else "cpu", copy=True)
+                        key: value.to(parameter.device if key != "step" or group.get("fused") else "cpu", copy=True)
                         for key, value in held.items()
                     }
         left = sorted(f"{owner}/{key}" for owner, held in keys.items() for key in held)
@@ -125,25 +215,6 @@ class Optimizer:
             raise ValueError(
                 f"the optimizer state holds {left[0]} and {len(left) - 1} more that belong to no parameter."
             )
-
-
-def _hold_rows(member: torch.optim.Optimizer) -> None:
-    """Keep the values of held rows in each step: weight decay would change them without a gradient."""
-    tables = [p for group in member.param_groups for p in group["params"] if _held_rows(p) is not None]
-    kept: list[Tensor] = []
-
-    def before(*_: Any) -> None:
-        kept[:] = [rows.clone() for p in tables if (rows := _held_rows(p)) is not None]
-
-    def after(*_: Any) -> None:
-        for parameter, values in zip(tables, kept, strict=True):
-            rows = _held_rows(parameter)
-            assert rows is not None
-            rows.copy_(values)
-
-    if tables:
-        member.register_step_pre_hook(before)
-        member.register_step_post_hook(after)
 
 
 def _held_rows(parameter: nn.Parameter, gradient: bool = False) -> Tensor | None:

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
-
 from glassformer.doctor.causes import name_of
 from glassformer.doctor.examine import guard
 from glassformer.doctor.report import Diagnosis, Report
@@ -14,7 +12,7 @@ from glassformer.doctor.subject.isolate import time_limit
 from glassformer.doctor.subject.subject import Kind
 from glassformer.doctor.training import targets, tokens, updates
 from glassformer.doctor.training.listen import Update, listen
-from glassformer.doctor.training.pipeline import Pipeline, find_pipeline
+from glassformer.doctor.training.pipeline import Optimizer, Pipeline, find_pipeline
 from glassformer.finding import Finding, Verdict
 
 TITLES = {
@@ -61,7 +59,7 @@ def diagnose_training(
     batch: Any,
     *,
     model: Any = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     tokenizer: Any = None,
     kind: Kind = "decoder",
     evaluate: Callable[[], Any] | None = None,

@@ -208,22 +208,44 @@ def listen(pipeline: Any, batch: Any) -> Update:
     update, optimizer = Update(), pipeline.optimizer
     parameters = dict(pipeline.model.named_parameters())
 
-    def before(own: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def before() -> None:
         if update.stepped:
             return
         update.stepped = True
         update.used = {n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None}
-        update.rates = [float(group["lr"]) for group in own.param_groups]
+        update.rates = [float(group["lr"]) for group in optimizer.param_groups]
 
-    handle = None if optimizer is None else optimizer.register_step_pre_hook(before)
-    try:
-        with _heard(update, pipeline.model):
-            while update.calls < CALLS and not update.stepped:
-                update.returned = pipeline.run(batch)
-                update.calls += 1
-                if optimizer is None:
-                    break
-    finally:
-        if handle is not None:
-            handle.remove()
+    with _before_step(optimizer, before), _heard(update, pipeline.model):
+        while update.calls < CALLS and not update.stepped:
+            update.returned = pipeline.run(batch)
+            update.calls += 1
+            if optimizer is None:
+                break
     return update
+
+
+@contextlib.contextmanager
+def _before_step(optimizer: Any, call: Callable[[], None]) -> Iterator[None]:
+    """Call a function before each step of an optimizer. Those of `training.optimizers` have no hooks."""
+    if optimizer is None:
+        yield
+    elif hasattr(optimizer, "register_step_pre_hook"):
+        handle = optimizer.register_step_pre_hook(lambda own, args, kwargs: call())
+        try:
+            yield
+        finally:
+            handle.remove()
+    else:
+        own, step = vars(optimizer).get("step"), optimizer.step
+
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            call()
+            return step(*args, **kwargs)
+
+        optimizer.step = heard
+        try:
+            yield
+        finally:
+            del optimizer.step
+            if own is not None:
+                optimizer.step = own

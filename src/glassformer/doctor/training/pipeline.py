@@ -9,7 +9,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,13 +20,21 @@ from glassformer.doctor.subject.snapshot import Snapshot, referenced
 Step = Callable[[Any], Any]
 
 
+class Optimizer(Protocol):
+    """What is read of an optimizer: one of torch.optim, or of `training.optimizers`."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
 @dataclass
 class Pipeline:
     """What is examined. `step(batch)` does one training step."""
 
     step: Step
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    optimizer: Optimizer | None
     tokenizer: Any = None
     roots: tuple[Any, ...] = ()
     """Objects from which everything that a step changes can be reached."""
@@ -65,7 +73,7 @@ def find_pipeline(step: Any, model: Any = None, optimizer: Any = None, tokenizer
     if model is None:
         raise CannotExamineError("the step refers to no model: give it as model=.")
     if optimizer is None:
-        found = [t for t in things if isinstance(t, torch.optim.Optimizer)]
+        found = [t for t in things if isinstance(t, torch.optim.Optimizer)] or [t for t in things if _is_similar(t)]
         own = getattr(step, "optimizer", None)
         optimizer = own if isinstance(own, torch.optim.Optimizer) else found[0] if len(found) == 1 else None
     tokenizer = tokenizer or getattr(step, "processing_class", None) or getattr(step, "tokenizer", None)
@@ -73,6 +81,12 @@ def find_pipeline(step: Any, model: Any = None, optimizer: Any = None, tokenizer
     if _is_trainer(step):
         call, optimizer = _trainer_step(step, model, optimizer)
     return Pipeline(call, model, optimizer, tokenizer, (*roots, model, optimizer))
+
+
+def _is_similar(thing: Any) -> bool:
+    """Return whether an object has what is read of an optimizer, as those of this package do."""
+    attributes = getattr(thing, "__dict__", None)
+    return isinstance(attributes, dict) and "param_groups" in attributes and callable(getattr(thing, "step", None))
 
 
 def _is_trainer(step: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from glassformer.kernels.cuda.training import adamw
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.training import accelerate
-from glassformer.training.optimizers import Optimizer
+from glassformer.training.optimizers import AdamW, Optimizer
 from glassformer.training.run import Optim
 from tests.emulated_cuda import built, needs_compiler
 from tests.variants import decoder, lively
@@ -38,11 +38,18 @@ def _emulated(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(nvrtc, "kernel", lambda text, name, device: Emulated(text))
 
 
-def optimizer(shapes=SHAPES, **options):
+def groups(shapes):
     draw = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(shape, generator=draw)) for shape in shapes]
-    groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=torch.tensor(0.01), fused=True, **options)
+    return [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}]
+
+
+def optimizer(shapes=SHAPES, betas=(0.9, 0.999), **options):
+    return AdamW(groups(shapes), torch.tensor(0.01), betas, **options)
+
+
+def torchs(shapes=SHAPES, **options):
+    return torch.optim.AdamW(groups(shapes), lr=torch.tensor(0.01), fused=True, **options)
 
 
 def parameters(one):
@@ -63,12 +70,12 @@ def tensors(one):
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("options", [{}, {"betas": (0.0, 0.95), "eps": 1e-6}])
 def test_steps_are_those_of_torch(options):
-    plain, fast = optimizer(**options), optimizer(**options)
+    plain, fast = torchs(**options), optimizer(**options)
     for step in range(4):
         for one in (plain, fast):
             give(one, step)
         plain.step()
-        adamw.step(fast, torch.tensor(0.0), None) if step else fast.step()  # the first one creates the state
+        adamw.step(fast, torch.tensor(0.0), None)  # the first one creates the state
         for a, b in zip(tensors(plain), tensors(fast), strict=True):
             assert torch.allclose(a, b, rtol=5e-6, atol=1e-6)
 
@@ -76,12 +83,12 @@ def test_steps_are_those_of_torch(options):
 @needs_compiler
 @pytest.mark.usefixtures("_emulated")
 def test_more_tensors_than_one_launch_holds():
-    plain, fast = (optimizer([(5,)] * (2 * adamw.MOST + 6)) for _ in range(2))
+    plain, fast = (make([(5,)] * (2 * adamw.MOST + 6)) for make in (torchs, optimizer))
     for step in range(2):
         for one in (plain, fast):
             give(one, step)
         plain.step()
-        adamw.step(fast, None, None) if step else fast.step()
+        adamw.step(fast, None, None)
     for a, b in zip(tensors(plain), tensors(fast), strict=True):
         assert torch.allclose(a, b, rtol=5e-6, atol=1e-6)
 
@@ -89,18 +96,15 @@ def test_more_tensors_than_one_launch_holds():
 @needs_compiler
 @pytest.mark.usefixtures("_emulated")
 def test_gradients_are_shrunk_and_left_as_they_are():
-    plain, fast = optimizer(), optimizer()
+    plain, fast = torchs(), optimizer()
     for step in range(3):
         for one in (plain, fast):
             give(one, step)
-        if step:
-            held = [p.grad.clone() for p in parameters(fast)]
-            adamw.step(fast, None, torch.tensor(0.25))
-            assert all(torch.equal(p.grad, grad) for p, grad in zip(parameters(fast), held, strict=True))
-            for p in parameters(plain):
-                p.grad *= 0.25
-        else:
-            fast.step()
+        held = [p.grad.clone() for p in parameters(fast)]
+        adamw.step(fast, None, torch.tensor(0.25))
+        assert all(torch.equal(p.grad, grad) for p, grad in zip(parameters(fast), held, strict=True))
+        for p in parameters(plain):
+            p.grad *= 0.25
         plain.step()
     for a, b in zip(tensors(plain), tensors(fast), strict=True):
         assert torch.allclose(a, b, rtol=5e-6, atol=1e-6)
@@ -123,26 +127,42 @@ def test_a_step_that_failed_changes_nothing(poison):
 @needs_compiler
 @pytest.mark.usefixtures("_emulated")
 def test_the_optimizer_of_a_run_uses_it(monkeypatch):
-    """Captured and other steps, after the first, which creates the state."""
+    """Captured and other steps, from the first on."""
     calls = []
     module = lively(decoder())[0].float()
     ids = torch.arange(4)[None]
     one = Optimizer(module, Optim())
-    one.on_gpu = True
-    for member, _ in one.members:
-        for group in member.param_groups:
-            group["lr"] = torch.tensor(0.1)
-    monkeypatch.setattr(accelerate, "adamw_kernel", lambda member: adamw if member.state else None)
+    ((member, _),) = one.members
+    member.on_gpu = True
+    monkeypatch.setattr(accelerate, "adamw_kernel", lambda member: adamw)
     monkeypatch.setattr(adamw, "step", lambda *given: calls.append(given[1:]))
     for _ in range(3):
         module(ids).sum().backward()
         one.step(1.0)
     one.step_unless(torch.tensor(0.0), torch.tensor(0.5))
-    assert calls == [(None, None), (None, None), (torch.tensor(0.0), torch.tensor(0.5))]
+    assert calls == [(None, None)] * 3 + [(torch.tensor(0.0), torch.tensor(0.5))]
 
 
 def test_what_the_kernel_does_not_take_is_left_to_torch():
     one = optimizer()
     assert not adamw.supports_call(one)  # on the CPU
     one.param_groups[0]["lr"] = 0.1
+    assert not adamw.supports_call(one)
+
+
+def test_gradients_and_state_of_the_wrong_layout_are_left_to_torch(monkeypatch):
+    """What is on a GPU is asked of stand-ins here."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(nvrtc, "is_available", lambda: True)
+    one = optimizer([(4, 6), (8,)])
+    give(one, 0)
+    assert adamw.supports_call(one)  # before the first step, which creates the state
+    assert not one.state
+    first = parameters(one)[0]
+    first.grad = torch.ones(6, 4).T
+    assert not adamw.supports_call(one)
+    first.grad = torch.ones(4, 6)
+    one.state_of(first, one.param_groups[0])
+    assert adamw.supports_call(one)
+    one.state[first]["exp_avg_sq"] = torch.zeros(4, 6, dtype=torch.bfloat16)
     assert not adamw.supports_call(one)

@@ -69,10 +69,8 @@ def test_what_is_orthogonalised_is_that_of_torch(emulated, n, shape):
         stacks = []
         for optimizer, kernels in ((plain, False), (fast, True)):
             give(optimizer, step)
-            optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.5), torch.tensor(0.0)
-            stacks.append(
-                optimizer._look_ahead(optimizer.param_groups[0]["params"], 0.9, muon_cuda if kernels else None).float()
-            )
+            given = optimizer.param_groups[0]["params"], 0.9, muon_cuda if kernels else None
+            stacks.append(optimizer._look_ahead(*given, torch.tensor(0.0), torch.tensor(2.5)).float())
         assert apart(plain, fast) < 1e-6
         assert ((stacks[0] - stacks[1]).abs() <= 2**-7 * stacks[0].abs()).all()  # the neighbour in bf16 ...
         assert (stacks[0] != stacks[1]).float().mean() < 0.01  # ... seldom
@@ -112,8 +110,7 @@ def test_a_step_that_failed_changes_nothing(emulated, monkeypatch, poison):
     momenta = [optimizer.state[p]["momentum_buffer"].clone() for p in optimizer.param_groups[0]["params"]]
     give(optimizer, 1)
     optimizer.param_groups[0]["params"][0].grad[3, 5] = poison
-    optimizer.found_inf, optimizer.grad_scale = torch.tensor(1.0), torch.tensor(poison)
-    optimizer.step()
+    optimizer.step(torch.tensor(1.0), torch.tensor(poison))
     for p, before, momentum in zip(optimizer.param_groups[0]["params"], held, momenta, strict=True):
         assert torch.equal(p.detach(), before)
         assert torch.equal(optimizer.state[p]["momentum_buffer"], momentum)

@@ -1,13 +1,14 @@
 """A step of AdamW over all tensors of a group as one pass in CUDA C++ (adamw.cu).
 
-torch's fused AdamW also writes the clipped gradient back. The state is torch's own (`step`, `exp_avg`, `exp_avg_sq`),
+torch's fused AdamW also writes the clipped gradient back. The state is that of torch (`step`, `exp_avg`, `exp_avg_sq`),
 so checkpoints do not depend on which of them ran.
 """
 
 import ctypes
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,39 +35,48 @@ class Arguments(ctypes.Structure):
     ]
 
 
-def supports_call(optimizer: torch.optim.AdamW) -> bool:
+class AdamW(Protocol):
+    """What is needed of `training.optimizers.AdamW`."""
+
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def state(self) -> Mapping[Tensor, Mapping[str, Tensor]]: ...
+
+    def state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]: ...
+
+
+def supports_call(optimizer: AdamW) -> bool:
     """Return whether the kernel supports the parameters, gradients and state of an optimizer.
 
-    They are unsharded float32 tensors on a GPU. The first step, which creates the state, is torch's.
+    They are unsharded float32 tensors on a GPU. State that the first step is to create has the layout of its parameter.
     """
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     groups = optimizer.param_groups
     rates = [group["lr"] for group in groups]
-    if hooks or not all(isinstance(rate, Tensor) and rate.is_cuda for rate in rates) or not nvrtc.is_available():
-        return False
-    if any(group["amsgrad"] or group["maximize"] for group in groups):
+    if not all(isinstance(rate, Tensor) and rate.is_cuda for rate in rates) or not nvrtc.is_available():
         return False
     updated = [p for group in groups for p in group["params"] if p.grad is not None]
-    return all("exp_avg" in optimizer.state[p] for p in updated) and all(
-        _plain(t) for p in updated for t in (p, p.grad, *_state(optimizer, p))
-    )
+    return all(_plain(t) for p in updated for t in (p, p.grad, *optimizer.state.get(p, {}).values()))
 
 
 def _plain(t: Tensor) -> bool:
     return nvrtc.is_plain(t) and (t.dim() == 0 or t.data_ptr() % ALIGNED == 0)
 
 
-def _state(optimizer: torch.optim.AdamW, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    held: Any = optimizer.state[parameter]
+def _state(optimizer: AdamW, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    held = optimizer.state_of(parameter, group)
     return held["exp_avg"], held["exp_avg_sq"], held["step"]
 
 
 @torch.no_grad()
-def step(optimizer: torch.optim.AdamW, failed: Tensor | None, shrink: Tensor | None) -> None:
-    """Do a step with gradients times `shrink`, unless `failed` is 1. The decision is made on the device."""
+def step(optimizer: AdamW, failed: Tensor | None, shrink: Tensor | None) -> None:
+    """Do a step with gradients times `shrink`, unless `failed` is 1. The decision is made on the device.
+
+    The first step creates the state.
+    """
     for group in optimizer.param_groups:
         updated = [p for p in group["params"] if p.grad is not None]
-        states = [_state(optimizer, p) for p in updated]
+        states = [_state(optimizer, p, group) for p in updated]
         counts = [count for *_, count in states]
         if counts:
             torch._foreach_add_(counts, 1)
