@@ -47,7 +47,7 @@ def run(*changes):
         (("machine.recompute=full",), True),
         (("model.dropout=0.1",), True),
         (("model.placement=parallel",), True),
-        (("optim.freeze=[\"embed\"]",), True),
+        (('optim.freeze=["embed"]',), True),
     ],
 )
 def test_a_step_is_compiled_unless_kernels_carry_it(changes, compiled):

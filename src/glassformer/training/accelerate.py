@@ -50,6 +50,12 @@ def needs_no_compiler(config: ModelConfig, **request: Any) -> bool:
     return kernels is not None and bool(kernels.needs_no_compiler(config, kernels.TrainingRequest(**request)))
 
 
+def renew_copies(parameters: list[torch.nn.Parameter]) -> None:
+    """Renew the copies of weights that kernels keep in another dtype."""
+    if kernels is not None:
+        kernels.adamw.renew_copies(parameters)
+
+
 def fill_tables(model: Model, context: int, device: torch.device) -> None:
     """Compute the tables of rotary positions before a step is compiled.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from glassformer.training import accelerate
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.distributed.group import ALONE
 from glassformer.training.health import NonFinite, explain_non_finite
@@ -53,6 +54,8 @@ class CapturedStep:
         self.results = torch.zeros(2, device=state.device)
         self.failed = torch.zeros((), device=state.device)
         """1 from the first NaN or infinite step on."""
+        self.versions: list[int] = []
+        """Of the parameters: operations of torch that changed them in place. The captured step does not count."""
         state.settle = self.settle
 
     def __call__(self, state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
@@ -71,6 +74,7 @@ class CapturedStep:
             self.batch.source.copy_(batch.source, non_blocking=True)
         scale = factor(state.run.schedule, state.step, state.run.loop.steps)
         state.optimizer.set_rate(scale)
+        self._renew_copies()
         self.graph.replay()
         before, self.unread = self.unread, self._read(batch)
         state.step += 1
@@ -80,6 +84,13 @@ class CapturedStep:
             self._judge(before, late=1)
         value, norm = self.results.clone()
         return {"loss": value, "gradient_norm": norm, **state.optimizer.rates(scale)}
+
+    def _renew_copies(self) -> None:
+        """Renew the copies of weights that the step reads, if something else than the step changed weights."""
+        versions = [parameter._version for parameter in self.state.parameters]
+        if versions != self.versions:
+            self.versions = versions
+            accelerate.renew_copies(self.state.parameters)
 
     def settle(self) -> None:
         """Wait for the last step; raise if it was skipped."""

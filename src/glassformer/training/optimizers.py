@@ -81,7 +81,7 @@ def _fused(
     scale: Tensor | None,
 ) -> None:
     means, squares, steps = ([held[key] for held in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [p.grad.to(p.dtype) for p in parameters if p.grad is not None]
     beta1, beta2 = group["betas"]
     torch._foreach_add_(steps, 1)
     torch._fused_adamw_(
@@ -248,7 +248,10 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     The gradient of rows that no step changes is set to zero before.
     """
     clear_held_rows(parameters)
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if any(gradient.dtype is torch.bfloat16 for gradient in gradients):  # their norms in float32
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float | None) -> None:

@@ -166,3 +166,34 @@ def test_gradients_and_state_of_the_wrong_layout_are_left_to_torch(monkeypatch):
     assert adamw.supports_call(one)
     one.state[first]["exp_avg_sq"] = torch.zeros(4, 6, dtype=torch.bfloat16)
     assert not adamw.supports_call(one)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
+def test_copies_and_gradients_in_bfloat16():
+    plain, fast = optimizer(), optimizer()
+    for p in parameters(fast)[::2]:
+        assert torch.equal(adamw.matmul_weight(p), p.bfloat16())  # which asks for a copy
+    for step in range(3):
+        for one in (plain, fast):
+            give(one, step)
+        for number, (a, b) in enumerate(zip(parameters(plain), parameters(fast), strict=True)):
+            if number % 3 == 0:  # in the kernel and in torch the same rounded gradient
+                a.grad, b.grad, rounded = b.grad.bfloat16().float(), None, b.grad.bfloat16()
+                b.grad_dtype = torch.bfloat16
+                b.grad = rounded
+        for one in (plain, fast):
+            adamw.step(one, None, torch.tensor(0.5))
+        for number, (a, b) in enumerate(zip(parameters(plain), parameters(fast), strict=True)):
+            assert torch.equal(a, b)
+            assert hasattr(b, adamw.COPY) == (number % 2 == 0)
+            assert number % 2 or torch.equal(b.bfloat16_copy, b.bfloat16())
+        for p in parameters(fast):
+            p.grad = None
+    changed = parameters(fast)[0]
+    with torch.no_grad():
+        changed.add_(1)
+    adamw.renew_copies(parameters(fast))
+    assert torch.equal(changed.bfloat16_copy, changed.bfloat16())
+    adamw.matmul_weight(changed)
+    assert changed.grad_dtype is torch.bfloat16

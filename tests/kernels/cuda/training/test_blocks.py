@@ -8,11 +8,14 @@ import torch
 from glassformer import config as c
 from glassformer.kernels import training
 from glassformer.kernels.cuda.training import blocks
+from glassformer.kernels.cuda.training.adamw import COPY, WANTED
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.kernels.training import FUSED_BLOCKS, TRAINING_KERNELS, TrainingRequest, _replace
 from glassformer.model import build
+from glassformer.training import accelerate
 from glassformer.training.objective import Batch, summed_loss
-from glassformer.training.run import Loss
+from glassformer.training.optimizers import Optimizer, _fused, gradient_norm
+from glassformer.training.run import Loss, Optim
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.training.emulated_between import emulate
 from tests.variants import lively
@@ -115,6 +118,50 @@ def _exact(model, batch):
     for a, b in zip(same.parameters(), model.parameters(), strict=True):
         a.grad = b.grad.clone()
     return same
+
+
+def test_steps_with_copies_of_weights(monkeypatch):
+    """The optimizer keeps the copies, gradients of weights are bfloat16, and the losses of steps follow torch's."""
+    ids = torch.randint(0, 67, (3, 18), generator=torch.Generator().manual_seed(1))
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    losses = []
+    for fused in (False, True):
+        model = build(CONFIG, seed=0).train()
+        optimizer = Optimizer(model, Optim(lr=3e-3))
+        if fused:
+            install(model)
+            monkeypatch.setattr(accelerate, "adamw_kernel", lambda _: EmulatedAdamW)
+            for member, _ in optimizer.members:
+                member.on_gpu = True
+        found = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                total, _ = summed_loss(model, batch, Loss(), True, stream=torch.bfloat16)
+            (total / batch.n_targets()).backward()
+            norm = gradient_norm(list(model.parameters()))
+            optimizer.step(1.0)
+            found.append((float(total.detach()) / batch.n_targets(), float(norm)))
+        losses.append(torch.tensor(found))
+    weight = model.decoder.blocks[0].attention.q.weight
+    assert weight.grad.dtype is torch.bfloat16
+    assert torch.equal(weight.bfloat16_copy, weight.bfloat16())
+    plain, with_copies = losses
+    assert plain[-1, 0] < plain[0, 0] - 0.5
+    assert torch.allclose(plain, with_copies, rtol=2e-2)
+
+
+class EmulatedAdamW:
+    """The kernel's interface, by torch in float32."""
+
+    @staticmethod
+    def step(member, found_inf, shrink):
+        for group in member.param_groups:
+            updated = [p for p in group["params"] if p.grad is not None]
+            _fused(updated, [member.state_of(p, group) for p in updated], group, found_inf, shrink)
+            for p in updated:
+                if getattr(p, WANTED, False):
+                    setattr(p, COPY, p.detach().bfloat16())
 
 
 def test_what_it_supports():

@@ -340,6 +340,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) column_sums(const Argument
 #pragma unroll
     for (int j = 0; j < 8; j++) a.parts[((long long)strip * MATRICES + which) * a.columns + first + j] = sums[j];
 }
+#elif PART == 6
+// The sums of `count` shares (count, columns) of float32, in a fixed order. A block has 32 columns, and each of its warps a part
+// of the shares.
+#define WARPS 16
+#define THREADS (32 * WARPS)
+extern "C" __global__ void __launch_bounds__(THREADS) add_shares(const Arguments a) {
+    __shared__ float room[WARPS][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = (int)blockIdx.x * 32 + lane;
+    float sum = 0;
+    if (column < a.columns) {
+#pragma unroll 8
+        for (long long i = warp; i < a.count; i += WARPS) sum += a.parts[i * a.columns + column];
+    }
+    room[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= a.columns) return;
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) sum += room[w][lane];
+    a.statistics[column] = sum;
+}
 #else
 #define THREADS 256
 __device__ inline void load_waves(float* x, const void* at, long long i) {

@@ -38,7 +38,15 @@ class Arguments(ctypes.Structure):
     ]  # fmt: skip
 
 
-KERNELS = ("norm_forward", "norm_backward", "activation_forward", "activation_backward", "rotate", "column_sums")
+KERNELS = (
+    "norm_forward",
+    "norm_backward",
+    "activation_forward",
+    "activation_backward",
+    "rotate",
+    "column_sums",
+    "add_shares",
+)
 """In the order of PART in between.cu."""
 
 
@@ -130,7 +138,7 @@ def norm_backward(
         stream=stream, d_sum=d_sum, d_out=d_out, weight=weight, statistics=statistics, d_stream=d_stream,
         d_branch=d_branch, parts=parts, count=rows, offset=norm.offset,
     )  # fmt: skip
-    return d_stream, d_branch, parts.sum(0)
+    return d_stream, d_branch, add_shares(parts)
 
 
 def _macros(stream: Tensor, width: int, norm: Norm, added: bool, biased: bool) -> dict[str, int]:
@@ -151,6 +159,23 @@ def _strips(rows: int, columns: int, matrices: int, device: torch.device) -> tup
     return strips * across, strips
 
 
+def add_shares(parts: Tensor) -> Tensor:
+    """Return the sum over the first dimension of float32 (S,M,C). It is the same in each call."""
+    out = torch.empty(parts.shape[1:], device=parts.device)
+    columns = out.numel()
+    launch(
+        "add_shares",
+        -(-columns // 32),
+        512,
+        {"WIDE": 0},
+        parts=parts,
+        statistics=out,
+        count=len(parts),
+        columns=columns,
+    )
+    return out
+
+
 def column_sums(matrices: list[Tensor]) -> list[Tensor]:
     """Return the sums over the rows of up to three matrices of bfloat16, in float32."""
     if not matrices:
@@ -165,7 +190,7 @@ def column_sums(matrices: list[Tensor]) -> list[Tensor]:
     fields = dict(zip(("gate", "up", "branch"), (m.contiguous() for m in matrices), strict=False))
     macros = {"WIDE": 0, "MATRICES": len(matrices)}
     launch("column_sums", blocks, THREADS, macros, **fields, parts=parts, count=rows, columns=columns)
-    return list(parts.sum(0))
+    return list(add_shares(parts))
 
 
 def activation_forward(gate: Tensor, up: Tensor | None, kind: str) -> Tensor:
@@ -190,7 +215,7 @@ def activation_backward(
     blocks, strips = _strips(rows, columns, 1, gate.device)
     parts = torch.empty(strips, len(made), columns, device=gate.device)
     launch("activation_backward", blocks, THREADS, macros, **fields, parts=parts, count=rows, columns=columns)
-    return made, list(parts.sum(0))
+    return made, list(add_shares(parts))
 
 
 def _activation_macros(up: Tensor | None, kind: str) -> dict[str, int]:

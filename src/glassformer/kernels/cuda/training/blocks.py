@@ -8,7 +8,7 @@ of a block, with n1 and n2 its norms:
 
 `_AddNorm` computes x + branch and its norm in one pass, and in the backward pass the gradient of the norm, its sum with
 the gradient of the residual stream, and the gradients of the norm's weights and of the bias before it. `_Projections`
-are matmuls of one input, whose gradients the matmuls add. The gradient of a weight is float32 from the matmul on.
+are matmuls of one input, whose gradients the matmuls add. Weights are cast to bfloat16, or have a copy in it (`adamw`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.kernels.cuda.training import between
+from glassformer.kernels.cuda.training.adamw import matmul_weight
 from glassformer.kernels.replacement import Replacement
 from glassformer.model import Model
 from glassformer.model.attention import Attention
@@ -35,11 +36,17 @@ def _in_step(module: nn.Module, device: torch.device) -> bool:
     return module.training and torch.is_grad_enabled() and torch.is_autocast_enabled(device.type)
 
 
-def _weight_gradient(d_out: Tensor, x: Tensor) -> Tensor:
-    """Return d_out^T x in float32, of bfloat16 (N,F) and (N,D)."""
-    if d_out.device.type == "cuda":
-        return torch.mm(d_out.t(), x, out_dtype=torch.float32)
-    return d_out.t().float() @ x.float()
+def _weight_gradient(d_out: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return d_out^T x, of bfloat16 (N,F) and (N,D), in bfloat16 or float32."""
+    if dtype is torch.bfloat16 or d_out.device.type != "cuda":
+        return (d_out.t() @ x).to(dtype)
+    return torch.mm(d_out.t(), x, out_dtype=torch.float32)
+
+
+def _gradient_dtype(weight: Tensor) -> torch.dtype:
+    """Return the dtype in which the gradient of a weight is kept."""
+    found = getattr(weight, "grad_dtype", None)
+    return torch.bfloat16 if found is torch.bfloat16 else torch.float32
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -116,6 +123,7 @@ class _Projections(torch.autograd.Function):
         x = x.to(torch.bfloat16)
         pairs = _pairs(weights_and_biases)
         ctx.biased = [bias is not None for _, bias in pairs]
+        ctx.dtypes = [_gradient_dtype(weight) for weight in weights_and_biases[::2] if weight is not None]
         ctx.save_for_backward(x, *(weight for weight, _ in pairs))
         return tuple(F.linear(x, weight, bias) for weight, bias in pairs)
 
@@ -124,26 +132,26 @@ class _Projections(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         d_outs = [_rows(gradient) for gradient in gradients]
         d_biases = iter(between.column_sums([d for d, biased in zip(d_outs, ctx.biased, strict=True) if biased]))
-        d_x, found = _input_and_weight_gradients(x, d_outs, weights)
+        d_x, found = _input_and_weight_gradients(x, d_outs, weights, ctx.dtypes)
         pairs = ((w, next(d_biases) if biased else None) for w, biased in zip(found, ctx.biased, strict=True))
         return d_x, *(gradient for pair in pairs for gradient in pair)
 
 
 def _pairs(given: tuple[Tensor | None, ...]) -> list[tuple[Tensor, Tensor | None]]:
     """Return weights and biases in bfloat16, in pairs."""
-    cast = [None if t is None else t.to(torch.bfloat16) for t in given]
-    return [(weight, bias) for weight, bias in zip(cast[::2], cast[1::2], strict=True) if weight is not None]
+    pairs = zip(given[::2], given[1::2], strict=True)
+    return [(matmul_weight(w), b if b is None else b.to(torch.bfloat16)) for w, b in pairs if w is not None]
 
 
 def _input_and_weight_gradients(
-    x: Tensor, d_outs: Sequence[Tensor], weights: Sequence[Tensor]
+    x: Tensor, d_outs: Sequence[Tensor], weights: Sequence[Tensor], dtypes: Sequence[torch.dtype]
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the gradients of x and of the weights of matmuls of x. The matmuls add those of x."""
     rows, d_x = _rows(x), None
     for d_out, weight in zip(d_outs, weights, strict=True):
         d_x = d_out @ weight if d_x is None else d_x.addmm_(d_out, weight)
     assert d_x is not None
-    return d_x.view_as(x), [_weight_gradient(d_out, rows) for d_out in d_outs]
+    return d_x.view_as(x), [_weight_gradient(d, rows, dtype) for d, dtype in zip(d_outs, dtypes, strict=True)]
 
 
 def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
@@ -158,7 +166,8 @@ class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kind: str, down: Tensor, *weights_and_biases: Tensor | None) -> Tensor:
         inner = _pairs(weights_and_biases)
-        x, down = x.to(torch.bfloat16), down.to(torch.bfloat16)
+        ctx.dtypes = [_gradient_dtype(weight) for weight in (down, *weights_and_biases[::2]) if weight is not None]
+        x, down = x.to(torch.bfloat16), matmul_weight(down)
         gate, up = [*(F.linear(x, *pair) for pair in inner), None][:2]
         assert gate is not None
         hidden = between.activation_forward(gate, up, kind)
@@ -170,10 +179,11 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, hidden, down, *weights = ctx.saved_tensors
         d_out = _rows(gradients[0])
-        d_down, d_hidden = _weight_gradient(d_out, _rows(hidden)), (d_out @ down).view_as(gate)
+        of_down, *dtypes = ctx.dtypes
+        d_down, d_hidden = _weight_gradient(d_out, _rows(hidden), of_down), (d_out @ down).view_as(gate)
         d_inner, d_biases = between.activation_backward(d_hidden, gate, up, ctx.kind, any(ctx.biased))
         del d_hidden
-        d_x, found = _input_and_weight_gradients(x, [_rows(d) for d in d_inner], weights)
+        d_x, found = _input_and_weight_gradients(x, [_rows(d) for d in d_inner], weights, dtypes)
         totals: list[Tensor | None] = [*d_biases] or [None, None]
         sums = [bias if biased else None for bias, biased in zip(totals, ctx.biased, strict=False)]
         return d_x, None, d_down, *(gradient for pair in zip(found, sums, strict=True) for gradient in pair)
