@@ -7,10 +7,10 @@ are padded on the right, where causal attention does not see it, and the second 
 a CUDA graph. Captured or not, the same operations run, so the result does not depend on earlier calls.
 """
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, assert_never
 
 import torch
@@ -26,7 +26,6 @@ from glassformer.model.cache import Cache, Static, build_cache
 from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, forward_context
 from glassformer.model.layers import Gated, LayerNorm, RMSNorm
 from glassformer.model.moe import MoE
-from glassformer.model.positions import Rotation
 from glassformer.shapes import Bool, Float, Int
 
 CAPTURED = 2048
@@ -186,7 +185,7 @@ class PromptReader:
         warps = 1
         while warps < launches.WARPS and width > 8 * 32 * warps * PACKS:
             warps *= 2
-        macros = {"NORM": norm_kind(norm), "ADD": 0 if into is None else 1 + is_last, "WIDTH": width}
+        macros = {**norm_macros(norm), "ADD": 0 if into is None else 1 + is_last, "WIDTH": width}
         given = {
             "x": x, "out": out, "count": rows, "scale": self.config.residual_scale, "weight": norm.weight,
             "bias": norm.bias, "eps": norm.eps, "offset": norm.offset,
@@ -204,13 +203,10 @@ class PromptReader:
         module: Any = block.attention
         if not self.attends[layer]:
             return self._add(module(h.unflatten(0, self.sizes), context).flatten(0, 1), into)
-        keys, values = self._project_kv(module, h, context, cache)
-        q = _linear(h, module.q)
-        q = module.q_norm(q) if module.q_norm is not None and module.norms_all else q
-        heads = q.unflatten(0, self.sizes).unflatten(-1, (module.n_heads, -1)).transpose(1, 2)
-        self._prepare(q, heads, module, module.q_norm, context.rotation)
-        for side in self.sides:
-            torch.cuda.current_stream().wait_stream(side)
+        projected = self._project(module, h)
+        if module.q_norm is not None and module.norms_all:
+            projected = [module.q_norm(projected[0]), module.k_norm(projected[1]), projected[2]]
+        heads, keys, values = self._prepare(projected, module, context, cache)
         if module.softcap is not None or module.sinks is not None:
             return self._add(module.attend(heads, keys, values, context, NO_TAP).flatten(0, 1), into)
         mask = None if context.mask is None else context.mask[..., -keys.shape[2] :]
@@ -220,51 +216,60 @@ class PromptReader:
         )  # fmt: skip
         return self._finish(mixed.transpose(1, 2).reshape(len(h), -1), module.o, into)
 
-    def _project_kv(
-        self, module: Any, h: Tensor, context: AttentionContext, cache: Cache
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
-        """Write new keys and values into the cache, each on a stream of its own if there is one; return all of them.
+    def _project(self, module: Any, h: Tensor) -> list[Float[Tensor, "N C"]]:
+        """Return the projections: queries, keys and values, before anything is done to their heads.
 
-        Of a short prompt each of these matmuls leaves most of the GPU idle.
+        Of a short prompt the matmuls of keys and of values leave most of the GPU idle: each has a stream of its own then.
         """
-        store = context.cache
+        main = torch.cuda.current_stream() if self.sides else None
+        found = []
+        for part, side in zip((module.k, module.v), self.sides or (None, None), strict=True):
+            if side is not None:
+                side.wait_stream(main)
+            with torch.cuda.stream(side):
+                found.append(_linear(h, part))
+        found.insert(0, _linear(h, module.q))
+        for side in self.sides:
+            assert main is not None
+            main.wait_stream(side)
+        return found
+
+    def _prepare(
+        self, projected: list[Float[Tensor, "N C"]], module: Any, context: AttentionContext, cache: Cache
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
+        """Norm, clip and rotate the heads of projections. Return queries, and the keys and values of the cache."""
+        store, rotation = context.cache, context.rotation
         assert isinstance(store, Static)
         if store.k is None:
             self.allocate(cache, self.sizes[0])
         assert store.k is not None
         assert store.v is not None
-        norm = module.k_norm
-        kinds = ((module.k, store.k, norm, context.rotation), (module.v, store.v, None, None))
-        for number, (part, held, own_norm, rotation) in enumerate(kinds):
-            with contextlib.ExitStack() as on_side:
-                if self.sides:
-                    self.sides[number].wait_stream(torch.cuda.current_stream())
-                    on_side.enter_context(torch.cuda.stream(self.sides[number]))
-                x = _linear(h, part)
-                x = own_norm(x) if own_norm is not None and module.norms_all else x
-                self._prepare(x, held[:, :, cache.length - cache.new : cache.length], module, own_norm, rotation)
-        return store.k[:, :, : cache.length], store.v[:, :, : cache.length]
-
-    def _prepare(self, x: Tensor, out: Tensor, module: Any, norm: Any, rotation: Rotation | None) -> None:
-        """Norm, clip and rotate the heads of a projection and write them to `out` (B, heads, T, width)."""
-        heads, tokens, width = out.shape[1:]
-        norm = None if module.norms_all else norm
+        queries = projected[0].unflatten(0, self.sizes).unflatten(-1, (module.n_heads, -1)).transpose(1, 2)
+        out = (queries, *(held[:, :, cache.length - cache.new : cache.length] for held in (store.k, store.v)))
+        norms = () if module.q_norm is None or module.norms_all else (module.q_norm, module.k_norm)
+        widths = [one.shape[-1] for one in out]
+        lanes = 1 << (max(widths) // 8 - 1).bit_length()
+        ends = list(accumulate(-(-one.shape[1] * len(projected[0]) * lanes // (32 * launches.WARPS)) for one in out))
         given: dict[str, Any] = {
-            "x": x, "out": out, "count": len(x) * heads, "heads": heads, "tokens": tokens, "clip": module.clip or 0.0,
-            "sequence_step": out.stride(0), "head_step": out.stride(1), "token_step": out.stride(2),
+            "projected": projected, "prepared": out, "count": len(projected[0]), "tokens": self.sizes[1],
+            "clip": module.clip or 0.0, "heads": [one.shape[1] for one in out], "first_block": [0, *ends[:2]],
+            "row_step": [part.stride(0) for part in projected],
+            "norm_weight": [norm.weight for norm in norms], "norm_bias": [norm.bias for norm in norms],
+            "norm_eps": [norm.eps for norm in norms], "norm_offset": [norm.offset for norm in norms],
         }  # fmt: skip
-        if norm is not None:
-            given |= {"weight": norm.weight, "bias": norm.bias, "eps": norm.eps, "offset": norm.offset}
+        for axis, name in enumerate(("sequence_step", "head_step", "token_step")):
+            given[name] = [one.stride(axis) for one in out]
         macros = {
-            "LANES": 1 << (width // 8 - 1).bit_length(), "WIDTH": width, "ROTATED": 0, "HALVES": 0,
-            "NORM": norm_kind(norm), "NORM_LAST": int(module.norms_last),
-            "NORM_OVER": int(norm is not None and norm.weight is not None and norm.weight.dim() == 2),
+            "LANES": lanes, "WIDTH": widths[0], "VALUE_WIDTH": widths[2], "ROTATED": 0, "HALVES": 0,
+            **norm_macros(norms[0] if norms else None), "NORM_LAST": int(module.norms_last),
         }  # fmt: skip
+        macros["NORM_OVER"] = int(bool(macros["WEIGHT"]) and norms[0].weight.dim() == 2)
         if rotation is not None:
             cosines, sines = rotation.cos.contiguous(), rotation.sin.contiguous()
             macros |= {"ROTATED": 2 * cosines.shape[-1], "HALVES": int(rotation.pairing == "halves")}
             given |= {"cosines": cosines, "sines": sines, "own_waves": int(cosines.shape[0] > 1)}
-        self._launch("prepare_heads", macros, given, given["count"] * macros["LANES"])
+        self._launch("prepare_heads", macros, given, ends[2] * 32 * launches.WARPS)
+        return queries, store.k[:, :, : cache.length], store.v[:, :, : cache.length]
 
     def allocate(self, cache: Cache, batch: int) -> tuple[Tensor, Tensor]:
         """Give the layers of a cache their buffers, which are parts of the two tensors that are returned.
@@ -385,6 +390,9 @@ def reads_norm(norm: object, dtype: torch.dtype) -> bool:
     return all(p.dtype is dtype and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in held)
 
 
-def norm_kind(norm: object) -> int:
-    """Return the number of a norm in prompt.cu: 0 none, 1 RMS norm, 2 layer norm."""
-    return 0 if norm is None else 2 if isinstance(norm, LayerNorm) else 1
+def norm_macros(norm: Any) -> dict[str, int]:
+    """Return what prompt.cu knows of a norm when it is compiled. NORM: 0 none, 1 RMS norm, 2 layer norm."""
+    if norm is None:
+        return {"NORM": 0, "WEIGHT": 0, "BIAS": 0}
+    kind = 2 if isinstance(norm, LayerNorm) else 1
+    return {"NORM": kind, "WEIGHT": int(norm.weight is not None), "BIAS": int(norm.bias is not None)}
