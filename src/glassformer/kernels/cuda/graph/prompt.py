@@ -7,9 +7,10 @@ are padded on the right, where causal attention does not see it, and the second 
 a CUDA graph. Captured or not, the same operations run, so the result does not depend on earlier calls.
 """
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, assert_never
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.kernels.cuda.graph import launches, parts, steps
+from glassformer.kernels.cuda.graph.captured_prompt import CapturedPrompt, padded_length
 from glassformer.kernels.cuda.graph.launches import STORED, Launch
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.model.block import Block
@@ -30,6 +32,11 @@ from glassformer.shapes import Bool, Float, Int
 
 CAPTURED = 2048
 """Tokens of all sequences up to which prompts are captured. Longer ones keep the GPU busy while the host launches."""
+JOINED, NARROW = 1024, 2**20
+"""Queries, keys and values have one matmul from so many tokens on, if tokens times width of keys is at most NARROW.
+
+A matmul for keys alone leaves half of an H200 idle then. With fewer tokens, copying the weights takes longer.
+"""
 MOST_GRAPHS = 4
 """Captured prompts that are kept for a model. Each holds keys, values and masks of its own."""
 PACKS = 4
@@ -75,17 +82,21 @@ class PromptReader:
         self.lock = threading.RLock()
         """Held while a prompt is launched: generations in other threads use the same buffers afterwards."""
         self.streams = [torch.cuda.Stream(model.device) for _ in range(3)] if model.device.type == "cuda" else []
-        """Where prompts are captured: one in which most is computed, one for keys, one for values."""
+        """Where prompts are captured: one in which most is computed, one for keys (or weights), one for values."""
         self.sides: list[torch.cuda.Stream] = []
         """The streams for keys and values, while a captured prompt is launched."""
+        self.joint: dict[str, Tensor] = {}
+        """While queries, keys and values have one matmul: weight and bias of that of the next layer."""
         waits = any(isinstance(module, MoE) for module in self.stack.modules())
         self.is_capturable = all(self.attends) and not waits
         """False if the host must know what the GPU computed, or if the cache is not kept as these kernels keep it."""
 
     def _reads_norms_of(self, attention: Any) -> bool:
         """Return whether the kernel can norm queries and keys; a norm over all heads is computed by torch."""
-        norms = () if attention.norms_all or attention.q_norm is None else (attention.q_norm, attention.k_norm)
-        return all(reads_norm(norm, self.dtype) for norm in norms)
+        norms: tuple[Any, ...] = (
+            () if attention.norms_all or attention.q_norm is None else (attention.q_norm, attention.k_norm)
+        )
+        return all(reads_norm(norm, self.dtype) and norm_macros(norm) == norm_macros(norms[0]) for norm in norms)
 
     @torch.no_grad()
     def __call__(
@@ -136,6 +147,7 @@ class PromptReader:
     def compute(self, x: Float[Tensor, "B T W"], context: ForwardContext, cache: Cache) -> Float[Tensor, "B T D"]:
         """Return the residual stream after all blocks. x is overwritten."""
         self.sizes = (x.shape[0], x.shape[1])
+        self._copy_weights(0)
         x = self.stack.add_positions(x, context.positions).flatten(0, 1).contiguous()
         for layer, block in enumerate(self.stack.layers):
             x = self._block(layer, block, context.layers[layer], cache, x)
@@ -203,7 +215,7 @@ class PromptReader:
         module: Any = block.attention
         if not self.attends[layer]:
             return self._add(module(h.unflatten(0, self.sizes), context).flatten(0, 1), into)
-        projected = self._project(module, h)
+        projected = self._project(layer, module, h)
         if module.q_norm is not None and module.norms_all:
             projected = [module.q_norm(projected[0]), module.k_norm(projected[1]), projected[2]]
         heads, keys, values = self._prepare(projected, module, context, cache)
@@ -216,23 +228,56 @@ class PromptReader:
         )  # fmt: skip
         return self._finish(mixed.transpose(1, 2).reshape(len(h), -1), module.o, into)
 
-    def _project(self, module: Any, h: Tensor) -> list[Float[Tensor, "N C"]]:
+    def _project(self, layer: int, module: Any, h: Tensor) -> list[Float[Tensor, "N C"]]:
         """Return the projections: queries, keys and values, before anything is done to their heads.
 
-        Of a short prompt the matmuls of keys and of values leave most of the GPU idle: each has a stream of its own then.
+        Of a short prompt the matmuls of keys and of values leave most of the GPU idle. They have streams of their own
+        then, or there is one matmul for all three.
         """
-        main = torch.cuda.current_stream() if self.sides else None
+        if self.joint:
+            self._await(self.sides[:1])
+            whole = F.linear(h, **self.joint)
+            self._copy_weights(layer + 1)
+            return list(whole.split([part.out_features for part in (module.q, module.k, module.v)], dim=1))
         found = []
-        for part, side in zip((module.k, module.v), self.sides or (None, None), strict=True):
-            if side is not None:
-                side.wait_stream(main)
-            with torch.cuda.stream(side):
+        for number, part in enumerate((module.k, module.v)):
+            with self._aside(number):
                 found.append(_linear(h, part))
         found.insert(0, _linear(h, module.q))
-        for side in self.sides:
-            assert main is not None
-            main.wait_stream(side)
+        self._await(self.sides)
         return found
+
+    def _copy_weights(self, layer: int) -> None:
+        """Copy the weights of a layer's projections into one matrix, while other parts of the prompt are computed."""
+        if not self.joint or layer == len(self.stack.layers):
+            return
+        module: Any = self.stack.layers[layer].attention
+        with self._aside(0):  # after the matmul that has read what is overwritten
+            for name, out in self.joint.items():
+                torch.cat([getattr(part, name) for part in (module.q, module.k, module.v)], out=out)
+
+    def joint_weights(self, tokens: int) -> dict[str, Tensor]:
+        """Return room for the weights of three projections, empty if each has a matmul of its own."""
+        if not joins_projections(self.config, tokens):
+            return {}
+        first: Any = self.stack.layers[0].attention
+        rows = sum(part.out_features for part in (first.q, first.k, first.v))
+        room = {"weight": first.q.weight.new_empty(rows, first.q.in_features)}
+        return room if first.q.bias is None else {**room, "bias": first.q.bias.new_empty(rows)}
+
+    @contextlib.contextmanager
+    def _aside(self, number: int) -> Iterator[None]:
+        """Launch on a stream for keys or values, if there is one, after what is launched on the present stream."""
+        if not self.sides:
+            yield
+            return
+        self.sides[number].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.sides[number]):
+            yield
+
+    def _await(self, sides: list[torch.cuda.Stream]) -> None:
+        for side in sides:
+            torch.cuda.current_stream().wait_stream(side)
 
     def _prepare(
         self, projected: list[Float[Tensor, "N C"]], module: Any, context: AttentionContext, cache: Cache
@@ -244,9 +289,11 @@ class PromptReader:
             self.allocate(cache, self.sizes[0])
         assert store.k is not None
         assert store.v is not None
-        queries = projected[0].unflatten(0, self.sizes).unflatten(-1, (module.n_heads, -1)).transpose(1, 2)
+        q = projected[0]
+        q = q if q.is_contiguous() else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        queries = q.unflatten(0, self.sizes).unflatten(-1, (module.n_heads, -1)).transpose(1, 2)
         out = (queries, *(held[:, :, cache.length - cache.new : cache.length] for held in (store.k, store.v)))
-        norms = () if module.q_norm is None or module.norms_all else (module.q_norm, module.k_norm)
+        norms: tuple[Any, ...] = () if module.q_norm is None or module.norms_all else (module.q_norm, module.k_norm)
         widths = [one.shape[-1] for one in out]
         lanes = 1 << (max(widths) // 8 - 1).bit_length()
         ends = list(accumulate(-(-one.shape[1] * len(projected[0]) * lanes // (32 * launches.WARPS)) for one in out))
@@ -309,73 +356,9 @@ class PromptReader:
         return branch if into is None else into.add_(branch, alpha=self.config.residual_scale)
 
 
-class CapturedPrompt:
-    """Prompts of one padded length: buffers, and from the second prompt on a CUDA graph that fills them."""
-
-    def __init__(self, reader: PromptReader, batch: int, length: int, device: torch.device):
-        self.tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-        self.cache = build_cache(reader.stack.windows, "static", device, length)
-        self.context = reader.context(reader.embed(self.tokens), None, self.cache)
-        """The same for every prompt, so it is not part of the graph."""
-        self.stored = reader.allocate(self.cache, batch)
-        """Keys and values (layers, B, G, length, K or U)."""
-        self.stream: Float[Tensor, "B T D"] | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def read(self, reader: PromptReader, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Return the residual stream after all blocks. It is overwritten by the next prompt."""
-        new = tokens.shape[1]
-        self.tokens[:, :new] = tokens
-        if new < self.tokens.shape[1]:
-            self.tokens[:, new:] = 0  # nothing may depend on the last prompt, not even a NaN
-        if self.graph is None and self.stream is not None and tokens.is_cuda:
-            self._capture(reader)
-        if self.graph is None:
-            self.stream = self._compute(reader)
-        else:
-            self.graph.replay()
-        assert self.stream is not None
-        return self.stream
-
-    def _compute(self, reader: PromptReader) -> Float[Tensor, "B T D"]:
-        reader.sides = reader.streams[1:]
-        try:
-            return reader.compute(reader.embed(self.tokens), self.context, self.cache)
-        finally:
-            reader.sides = []
-
-    def _capture(self, reader: PromptReader) -> None:
-        """Capture what the first prompt has computed. Nothing is computed meanwhile."""
-        graph, side = torch.cuda.CUDAGraph(), reader.streams[0]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # not torch.cuda.graph, which collects garbage and returns unused memory: some tenths of a second
-            graph.capture_begin(pool=shared_pool(reader.prompts.values()), capture_error_mode="thread_local")
-            try:
-                self.stream = self._compute(reader)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = graph
-
-
-def shared_pool(prompts: Iterable[CapturedPrompt]) -> Any:
-    """Return the GPU memory in which captured prompts compute, one after the other; None if none is captured.
-
-    Memory that no graph uses any more may not be used again: the prompt that was captured first may be gone.
-    """
-    return next((prompt.graph.pool() for prompt in prompts if prompt.graph is not None), None)
-
-
-def padded_length(tokens: int, most: int | None, changes_at: int | None) -> int:
-    """Return the length to which a prompt is padded: at most an eighth more, or a multiple of 64 if it is short.
-
-    `most`: positions of the model. `changes_at`: longer prompts than this have other frequencies.
-    """
-    step = max(64, 1 << tokens.bit_length() >> 4)
-    length = -(-tokens // step) * step
-    limits = [limit for limit in (most, changes_at) if limit is not None and limit >= tokens]
-    return min(length, *limits) if limits else length
+def joins_projections(config: c.ModelConfig, tokens: int) -> bool:
+    """Return whether queries, keys and values of a captured prompt have one matmul."""
+    return tokens >= JOINED and tokens * config.n_kv_heads * config.d_head <= NARROW
 
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
