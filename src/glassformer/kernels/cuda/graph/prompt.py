@@ -31,7 +31,11 @@ from glassformer.model.moe import MoE
 from glassformer.shapes import Bool, Float, Int
 
 CAPTURED = 2048
-"""Tokens of all sequences up to which prompts are captured. Longer ones keep the GPU busy while the host launches."""
+"""Tokens of all sequences up to which prompts are captured.
+
+Longer ones keep the GPU busy while the host launches. Padding would cost them 3 to 6 % on average, and their keys,
+values and hidden units would stay in memory (0.7 GB for 8,192 tokens of Llama-1B).
+"""
 JOINED, NARROW = 1024, 2**20
 """Queries, keys and values have one matmul from so many tokens on, if tokens times width of keys is at most NARROW.
 
