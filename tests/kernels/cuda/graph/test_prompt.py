@@ -1,11 +1,9 @@
 """Prompts that the kernels prepare, emulated on a CPU, give the hidden states and the KV cache of the engine."""
 
-import contextlib
 import copy
 import dataclasses
 import gc
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -262,33 +260,6 @@ def test_the_host_waits_for_the_device_once(monkeypatch):
         assert waits == ["tolist"]
 
 
-def test_a_prompt_after_a_longer_one_of_the_same_padded_length():
-    exact, half = models(config(), torch.float16)
-    reader = reader_of(half)
-    ids = torch.randint(0, V, (2, T + 2), generator=torch.Generator().manual_seed(6))
-    read(half, ids, reader=reader, chunk=T + 2)
-    wanted, kept = read(exact, ids[:, :T])
-    found, stored = read(half, ids[:, :T], reader=reader)
-    assert list(reader.prompts) == [(2, 64)]
-    assert difference(found, wanted) < 1e-2
-    assert max(difference(a, b) for x, y in zip(stored, kept, strict=True) for a, b in zip(x, y, strict=True)) < 1e-2
-    assert all(store.shape[2] == T for pair in stored for store in pair)
-
-
-def test_a_prompt_does_not_depend_on_the_one_before():
-    """Not even if that one had a NaN where the next one has padding, or if the memory of the cache had."""
-    _, half = models(config(), torch.float16)
-    with torch.no_grad():
-        half.embed.tokens.weight[5] = float("nan")
-    reader = reader_of(half)
-    ids = torch.tensor([[1, 2, 3, 4]])
-    wanted, _ = read(half, ids, reader=reader)
-    assert read(half, torch.tensor([[1, 5, 5, 5, 5, 5, 5]]), reader=reader)[0].isnan().all()
-    found, stored = read(half, ids, reader=reader)
-    assert torch.equal(found, wanted)
-    assert not any(held.isnan().any() for pair in stored for held in pair)
-
-
 @pytest.mark.parametrize("chunk", [T, 3])
 def test_what_is_not_filled_of_a_cache_is_zero(chunk, monkeypatch):
     _, half = models(config(), torch.float16)
@@ -304,82 +275,6 @@ def test_what_is_not_filled_of_a_cache_is_zero(chunk, monkeypatch):
             assert not held.isnan().any()
 
 
-class Stream:
-    """In place of a CUDA stream: it notes what is launched on it and which other streams it waits for."""
-
-    now: "Stream"
-    noted: list[tuple[str, str]]
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.noted.append((self.name, f"waits for {other.name}"))
-
-    @contextlib.contextmanager
-    def computes(self):
-        before, Stream.now = Stream.now, self
-        yield
-        Stream.now = before
-
-
-def test_keys_and_values_on_streams_of_their_own(monkeypatch):
-    """They begin when the norm is launched, queries do not wait for them, and attention waits for both."""
-    Stream.now, Stream.noted = Stream("main"), []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream.now)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream.computes())
-    run = Launch.run
-    monkeypatch.setattr(Launch, "run", lambda self: (Stream.noted.append((Stream.now.name, self.kernel)), run(self)))
-    exact, half = models(config(n_layers=1), torch.float16)
-    attend = half.decoder.blocks[0].attention.kernel
-
-    def noting(*given, **options):
-        Stream.noted.append((Stream.now.name, "attends"))
-        return attend(*given, **options)
-
-    half.decoder.blocks[0].attention.kernel = noting
-    reader = reader_of(half)
-    reader.streams = [Stream(name) for name in ("whole", "keys", "values")]
-    ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(8))
-    assert difference(read(half, ids, reader=reader)[0], read(exact, ids)[0]) < 1e-2
-    assert not reader.sides  # a longer prompt is launched on one stream
-    assert Stream.noted == [
-        ("main", "normalize"),
-        ("keys", "waits for main"), ("keys", "prepare_heads"),
-        ("values", "waits for main"), ("values", "prepare_heads"),
-        ("main", "prepare_heads"),
-        ("main", "waits for keys"), ("main", "waits for values"),
-        ("main", "attends"), ("main", "normalize"), ("main", "apply_gate"),
-    ]  # fmt: skip
-
-
-def test_which_prompts_are_padded():
-    def padded(n, most=None, changes_at=None):
-        return prompt.padded_length(n, most, changes_at)
-
-    assert [padded(n) for n in (1, 64, 65, 1000, 1025, 2048)] == [64, 64, 128, 1024, 1152, 2048]
-    assert all(n <= padded(n) <= max(n + 63, n * 1.125) for n in range(1, 5000))
-    assert padded(30, most=40) == 40  # a learned table has no more positions
-    assert [padded(n, changes_at=100) for n in (90, 100, 101)] == [100, 100, 128]
-
-
-def test_a_mixture_of_experts_is_not_captured():
-    def reader(**changes):
-        return reader_of(build(config(**changes), seed=0).half())
-
-    assert reader().is_capturable
-    assert not reader(feedforward=c.MoE(4, 2, expert=c.Gated(64))).is_capturable
-
-
-def test_the_oldest_captured_prompt_is_forgotten(monkeypatch):
-    monkeypatch.setattr(prompt, "MOST_GRAPHS", 2)
-    _, half = models(config(), torch.float16)
-    reader = reader_of(half)
-    for batch in (1, 2, 1, 3):
-        read(half, torch.zeros(batch, 2, dtype=torch.long), reader=reader, chunk=2)
-    assert list(reader.prompts) == [(1, 64), (3, 64)]
-
-
 def test_a_long_prompt_is_worth_kernels_that_read_it(monkeypatch):
     monkeypatch.delenv("GLASSFORMER_NATIVE", raising=False)
     call = engine.Call(config(), torch.bfloat16, torch.device("cuda"), max_new_tokens=1, precision="bfloat16")
@@ -388,14 +283,3 @@ def test_a_long_prompt_is_worth_kernels_that_read_it(monkeypatch):
         assert "32 new tokens" in (engine._not_worth_it(call, kernel) or "")
         found = engine._not_worth_it(long, kernel) or ""
         assert ("32 new tokens" in found) == (kernel.device == "cpu"), kernel.name
-
-
-def test_captured_prompts_share_the_memory_of_one_that_still_exists():
-    """The memory of a graph that is gone must not be used for another one: torch refuses it."""
-    captured = {n: SimpleNamespace(graph=SimpleNamespace(pool=lambda n=n: ("pool", n))) for n in (1, 2)}
-    held = {0: SimpleNamespace(graph=None), **captured}
-    assert prompt.shared_pool(held.values()) == ("pool", 1)
-    del held[1]
-    assert prompt.shared_pool(held.values()) == ("pool", 2)
-    del held[2]
-    assert prompt.shared_pool(held.values()) is None

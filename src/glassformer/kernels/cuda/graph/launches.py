@@ -59,10 +59,10 @@ ARGUMENTS = {
     ),
     "prompt": _structure(
         "PromptArguments",
-        "x out up weight bias cosines sines",
-        "eps offset scale clip limit up_offset",
-        "heads tokens own_waves",
-        "count sequence_step token_step head_step",
+        "projected:3 prepared:3 norm_weight:2 norm_bias:2 x out up weight bias cosines sines",
+        "norm_eps:2 norm_offset:2 eps offset scale clip limit up_offset",
+        "heads:3 first_block:3 tokens own_waves",
+        "count row_step:3 sequence_step:3 token_step:3 head_step:3",
     ),
     "step": _structure("StepArguments", "program entries counter", "", "instructions steps"),
 }

@@ -4,15 +4,20 @@
 // and biases of norms are those of the model, read in place.
 
 struct Arguments {
-    Stored* x;                          // (N, heads, WIDTH), what a projection wrote; (N, WIDTH); gates (count)
-    Stored* out;                        // heads; (N, WIDTH)
+    const Stored* projected[3];         // (N, heads, width) of queries, keys and values; rows are `row_step` numbers apart
+    Stored* prepared[3];                // their heads, ready for attention
+    const Stored *norm_weight[2], *norm_bias[2];  // of the norms of queries and of keys, or null
+    Stored* x;                          // (N, WIDTH); gates (count)
+    Stored* out;                        // (N, WIDTH)
     const Stored* up;                   // (count)
     const Stored *weight, *bias;        // of a norm, or null
     const Stored *cosines, *sines;      // (T, ROTATED / 2), or for each sequence its own
-    long long count;                    // heads of all tokens; N; numbers of the gates
-    long long sequence_step, token_step, head_step;  // from one head in `out` to the next, in numbers
+    long long count;                    // N; numbers of the gates
+    long long row_step[3], sequence_step[3], token_step[3], head_step[3];  // steps in `prepared` are in numbers, too
+    float norm_eps[2], norm_offset[2];  // of queries and of keys
     float eps, offset, scale, clip, limit, up_offset;  // `offset` is added to the weight of a norm
-    int heads, tokens, own_waves;       // own_waves: 1 if sequences have their own cosines and sines
+    int heads[3], first_block[3];       // blocks from first_block on prepare queries, keys or values
+    int tokens, own_waves;              // own_waves: 1 if sequences have their own cosines and sines
 };
 
 __device__ inline void load8(float* x, const Stored* at) {
@@ -26,19 +31,23 @@ __device__ inline void store8(Stored* at, const float* x) {
     for (int j = 0; j < 4; j++) p.word[j] = to_stored(x[2 * j]) | (u32)to_stored(x[2 * j + 1]) << 16;
     *(Pack*)at = p;
 }
-// Eight numbers of a vector, normed: `i` is the index of the first one in the norm's weight and bias.
-__device__ inline void apply_norm(float* x, const Arguments& a, const Stored* weight, int i, float mean, float inverse) {
+#ifdef NORM
+// Eight numbers of a vector, normed: `i` is the index of the first one in the norm's weight and bias. Whether there are any is
+// a macro, WEIGHT and BIAS: without branches the compiler begins all loads of a thread before it waits for one.
+__device__ inline void apply_norm(
+    float* x, const Stored* weight, const Stored* bias, float offset, int i, float mean, float inverse) {
     float factor[8], shift[8];
-    if (weight) load8(factor, weight + i);
-    if (a.bias) load8(shift, a.bias + i);
+    if (WEIGHT) load8(factor, weight + i);
+    if (BIAS) load8(shift, bias + i);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        x[j] = (x[j] - mean) * inverse * (weight ? factor[j] + a.offset : 1.f) + (a.bias ? shift[j] : 0.f);
+        x[j] = (x[j] - mean) * inverse * (WEIGHT ? factor[j] + offset : 1.f) + (BIAS ? shift[j] : 0.f);
 }
+#endif
 
 #if defined(LANES)
-// LANES neighbouring threads prepare one head of queries, keys or values. Queries stay where they are; keys and values go to
-// the cache, whose heads are further apart.
+// LANES neighbouring threads prepare one head, and a block heads of one part only: of queries (0), keys (1) or values (2). Keys
+// and values go to the cache, whose heads are further apart. Values are neither normed nor rotated, and may have another width.
 #define HEADS_OF_BLOCK (THREADS / LANES)
 
 // The sum over the threads of a head.
@@ -49,7 +58,7 @@ __device__ inline float head_sum(float x) {
 }
 
 // The norm of a head: x are its numbers first to first + 7. NORM_OVER is 1 if each head has a weight of its own.
-__device__ inline void normalize_head(float* x, int first, const Arguments& a, int head) {
+__device__ inline void normalize_head(float* x, int first, const Arguments& a, int part, int head) {
     const float centre = NORM == 2 ? __shfl_sync(FULL_MASK, x[0], threadIdx.x % 32 / LANES * LANES) : 0.f;
     float mean = 0, inverse = 0;
 #pragma unroll
@@ -58,8 +67,9 @@ __device__ inline void normalize_head(float* x, int first, const Arguments& a, i
         mean += d, inverse += d * d;
     }
     mean = head_sum(mean), inverse = head_sum(inverse);
-    moments(mean, inverse, centre, WIDTH, a.eps, NORM == 2);
-    if (first < WIDTH) apply_norm(x, a, a.weight && NORM_OVER ? a.weight + head * WIDTH : a.weight, first, mean, inverse);
+    moments(mean, inverse, centre, WIDTH, a.norm_eps[part], NORM == 2);
+    const Stored* weight = a.norm_weight[part] + (NORM_OVER ? head * WIDTH : 0);
+    if (first < WIDTH) apply_norm(x, weight, a.norm_bias[part], a.norm_offset[part], first, mean, inverse);
 }
 
 #if ROTATED
@@ -102,23 +112,26 @@ __device__ inline void rotate_head(float* x, int first, const Stored* cosines, c
 
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_heads(const Arguments a) {
     wait_for_previous_kernel();
-    const int first = threadIdx.x % LANES * 8;
-    const u32 number = blockIdx.x * HEADS_OF_BLOCK + threadIdx.x / LANES, count = (u32)a.count;
+    const int part = (blockIdx.x >= a.first_block[1]) + (blockIdx.x >= a.first_block[2]);
+    const int first = threadIdx.x % LANES * 8, width = part == 2 ? VALUE_WIDTH : WIDTH;
+    const u32 number = (blockIdx.x - a.first_block[part]) * HEADS_OF_BLOCK + threadIdx.x / LANES;
+    const u32 heads = a.heads[part], count = (u32)a.count * heads;
     const bool exists = number < count;  // threads of a last head that is not there compute too: a warp sums together
-    const u32 index = exists ? number : count - 1, row = index / (u32)a.heads, head = index % (u32)a.heads;
+    const u32 index = exists ? number : count - 1, row = index / heads, head = index % heads;
     const u32 sequence = row / (u32)a.tokens, t = row % (u32)a.tokens;
     float x[8] = {};
-    if (first < WIDTH) load8(x, a.x + (long long)index * WIDTH + first);
-    if (NORM && !NORM_LAST) normalize_head(x, first, a, head);
+    if (first < width) load8(x, a.projected[part] + row * a.row_step[part] + head * width + first);
+    if (NORM && !NORM_LAST && part < 2) normalize_head(x, first, a, part, head);
     if (a.clip > 0)
 #pragma unroll
         for (int j = 0; j < 8; j++) x[j] = fminf(fmaxf(x[j], -a.clip), a.clip);
 #if ROTATED
     const long long wave = ((a.own_waves ? (long long)sequence * a.tokens : 0) + t) * (ROTATED / 2);
-    rotate_head(x, first, a.cosines + wave, a.sines + wave);
+    if (part < 2) rotate_head(x, first, a.cosines + wave, a.sines + wave);
 #endif
-    if (NORM && NORM_LAST) normalize_head(x, first, a, head);
-    if (exists && first < WIDTH) store8(a.out + sequence * a.sequence_step + t * a.token_step + head * a.head_step + first, x);
+    if (NORM && NORM_LAST && part < 2) normalize_head(x, first, a, part, head);
+    Stored* out = a.prepared[part] + sequence * a.sequence_step[part] + t * a.token_step[part] + head * a.head_step[part];
+    if (exists && first < width) store8(out + first, x);
 }
 #elif defined(NORM)
 // out = norm(x), or with a residual stream: out += scale * norm(x) (ADD 1) or out = norm(out + scale * x) (ADD 2), in one pass.
@@ -164,12 +177,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) normalize(const Arguments 
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         const int i = begin + p * THREADS_OF_ROW * 8;
-        if (i >= WIDTH || !exists) continue;
-        apply_norm(x[p], a, a.weight, i, mean, inverse);
+        if (i >= WIDTH) continue;
+        apply_norm(x[p], a.weight, a.bias, a.offset, i, mean, inverse);
         if (ADD == 1)
 #pragma unroll
             for (int j = 0; j < 8; j++) x[p][j] = old[p][j] + a.scale * x[p][j];
-        store8(a.out + row + i, x[p]);
+        if (exists) store8(a.out + row + i, x[p]);
     }
 }
 #else

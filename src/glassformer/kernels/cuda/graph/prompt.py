@@ -10,7 +10,8 @@ a CUDA graph. Captured or not, the same operations run, so the result does not d
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any, assert_never
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.kernels.cuda.graph import launches, parts, steps
+from glassformer.kernels.cuda.graph.captured_prompt import CapturedPrompt, padded_length
 from glassformer.kernels.cuda.graph.launches import STORED, Launch
 from glassformer.model import DecoderLM, Seq2Seq
 from glassformer.model.block import Block
@@ -26,11 +28,19 @@ from glassformer.model.cache import Cache, Static, build_cache
 from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, forward_context
 from glassformer.model.layers import Gated, LayerNorm, RMSNorm
 from glassformer.model.moe import MoE
-from glassformer.model.positions import Rotation
 from glassformer.shapes import Bool, Float, Int
 
 CAPTURED = 2048
-"""Tokens of all sequences up to which prompts are captured. Longer ones keep the GPU busy while the host launches."""
+"""Tokens of all sequences up to which prompts are captured.
+
+Longer ones keep the GPU busy while the host launches. Padding would cost them 3 to 6 % on average, and their keys,
+values and hidden units would stay in memory (0.7 GB for 8,192 tokens of Llama-1B).
+"""
+JOINED, NARROW = 1024, 2**20
+"""Queries, keys and values have one matmul from so many tokens on, if tokens times width of keys is at most NARROW.
+
+A matmul for keys alone leaves half of an H200 idle then. With fewer tokens, copying the weights takes longer.
+"""
 MOST_GRAPHS = 4
 """Captured prompts that are kept for a model. Each holds keys, values and masks of its own."""
 PACKS = 4
@@ -76,17 +86,21 @@ class PromptReader:
         self.lock = threading.RLock()
         """Held while a prompt is launched: generations in other threads use the same buffers afterwards."""
         self.streams = [torch.cuda.Stream(model.device) for _ in range(3)] if model.device.type == "cuda" else []
-        """Where prompts are captured: one in which most is computed, one for keys, one for values."""
+        """Where prompts are captured: one in which most is computed, one for keys (or weights), one for values."""
         self.sides: list[torch.cuda.Stream] = []
         """The streams for keys and values, while a captured prompt is launched."""
+        self.joint: dict[str, Tensor] = {}
+        """While queries, keys and values have one matmul: weight and bias of that of the next layer."""
         waits = any(isinstance(module, MoE) for module in self.stack.modules())
         self.is_capturable = all(self.attends) and not waits
         """False if the host must know what the GPU computed, or if the cache is not kept as these kernels keep it."""
 
     def _reads_norms_of(self, attention: Any) -> bool:
         """Return whether the kernel can norm queries and keys; a norm over all heads is computed by torch."""
-        norms = () if attention.norms_all or attention.q_norm is None else (attention.q_norm, attention.k_norm)
-        return all(reads_norm(norm, self.dtype) for norm in norms)
+        norms: tuple[Any, ...] = (
+            () if attention.norms_all or attention.q_norm is None else (attention.q_norm, attention.k_norm)
+        )
+        return all(reads_norm(norm, self.dtype) and norm_macros(norm) == norm_macros(norms[0]) for norm in norms)
 
     @torch.no_grad()
     def __call__(
@@ -137,6 +151,7 @@ class PromptReader:
     def compute(self, x: Float[Tensor, "B T W"], context: ForwardContext, cache: Cache) -> Float[Tensor, "B T D"]:
         """Return the residual stream after all blocks. x is overwritten."""
         self.sizes = (x.shape[0], x.shape[1])
+        self._copy_weights(0)
         x = self.stack.add_positions(x, context.positions).flatten(0, 1).contiguous()
         for layer, block in enumerate(self.stack.layers):
             x = self._block(layer, block, context.layers[layer], cache, x)
@@ -186,7 +201,7 @@ class PromptReader:
         warps = 1
         while warps < launches.WARPS and width > 8 * 32 * warps * PACKS:
             warps *= 2
-        macros = {"NORM": norm_kind(norm), "ADD": 0 if into is None else 1 + is_last, "WIDTH": width}
+        macros = {**norm_macros(norm), "ADD": 0 if into is None else 1 + is_last, "WIDTH": width}
         given = {
             "x": x, "out": out, "count": rows, "scale": self.config.residual_scale, "weight": norm.weight,
             "bias": norm.bias, "eps": norm.eps, "offset": norm.offset,
@@ -204,13 +219,10 @@ class PromptReader:
         module: Any = block.attention
         if not self.attends[layer]:
             return self._add(module(h.unflatten(0, self.sizes), context).flatten(0, 1), into)
-        keys, values = self._project_kv(module, h, context, cache)
-        q = _linear(h, module.q)
-        q = module.q_norm(q) if module.q_norm is not None and module.norms_all else q
-        heads = q.unflatten(0, self.sizes).unflatten(-1, (module.n_heads, -1)).transpose(1, 2)
-        self._prepare(q, heads, module, module.q_norm, context.rotation)
-        for side in self.sides:
-            torch.cuda.current_stream().wait_stream(side)
+        projected = self._project(layer, module, h)
+        if module.q_norm is not None and module.norms_all:
+            projected = [module.q_norm(projected[0]), module.k_norm(projected[1]), projected[2]]
+        heads, keys, values = self._prepare(projected, module, context, cache)
         if module.softcap is not None or module.sinks is not None:
             return self._add(module.attend(heads, keys, values, context, NO_TAP).flatten(0, 1), into)
         mask = None if context.mask is None else context.mask[..., -keys.shape[2] :]
@@ -220,51 +232,95 @@ class PromptReader:
         )  # fmt: skip
         return self._finish(mixed.transpose(1, 2).reshape(len(h), -1), module.o, into)
 
-    def _project_kv(
-        self, module: Any, h: Tensor, context: AttentionContext, cache: Cache
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
-        """Write new keys and values into the cache, each on a stream of its own if there is one; return all of them.
+    def _project(self, layer: int, module: Any, h: Tensor) -> list[Float[Tensor, "N C"]]:
+        """Return the projections: queries, keys and values, before anything is done to their heads.
 
-        Of a short prompt each of these matmuls leaves most of the GPU idle.
+        Of a short prompt the matmuls of keys and of values leave most of the GPU idle. They have streams of their own
+        then, or there is one matmul for all three.
         """
-        store = context.cache
+        if self.joint:
+            self._await(self.sides[:1])
+            whole = F.linear(h, **self.joint)
+            self._copy_weights(layer + 1)
+            return list(whole.split([part.out_features for part in (module.q, module.k, module.v)], dim=1))
+        found = []
+        for number, part in enumerate((module.k, module.v)):
+            with self._aside(number):
+                found.append(_linear(h, part))
+        found.insert(0, _linear(h, module.q))
+        self._await(self.sides)
+        return found
+
+    def _copy_weights(self, layer: int) -> None:
+        """Copy the weights of a layer's projections into one matrix, while other parts of the prompt are computed."""
+        if not self.joint or layer == len(self.stack.layers):
+            return
+        module: Any = self.stack.layers[layer].attention
+        with self._aside(0):  # after the matmul that has read what is overwritten
+            for name, out in self.joint.items():
+                torch.cat([getattr(part, name) for part in (module.q, module.k, module.v)], out=out)
+
+    def joint_weights(self, tokens: int) -> dict[str, Tensor]:
+        """Return room for the weights of three projections, empty if each has a matmul of its own."""
+        if not joins_projections(self.config, tokens):
+            return {}
+        first: Any = self.stack.layers[0].attention
+        rows = sum(part.out_features for part in (first.q, first.k, first.v))
+        room = {"weight": first.q.weight.new_empty(rows, first.q.in_features)}
+        return room if first.q.bias is None else {**room, "bias": first.q.bias.new_empty(rows)}
+
+    @contextlib.contextmanager
+    def _aside(self, number: int) -> Iterator[None]:
+        """Launch on a stream for keys or values, if there is one, after what is launched on the present stream."""
+        if not self.sides:
+            yield
+            return
+        self.sides[number].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.sides[number]):
+            yield
+
+    def _await(self, sides: list[torch.cuda.Stream]) -> None:
+        for side in sides:
+            torch.cuda.current_stream().wait_stream(side)
+
+    def _prepare(
+        self, projected: list[Float[Tensor, "N C"]], module: Any, context: AttentionContext, cache: Cache
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
+        """Norm, clip and rotate the heads of projections. Return queries, and the keys and values of the cache."""
+        store, rotation = context.cache, context.rotation
         assert isinstance(store, Static)
         if store.k is None:
             self.allocate(cache, self.sizes[0])
         assert store.k is not None
         assert store.v is not None
-        norm = module.k_norm
-        kinds = ((module.k, store.k, norm, context.rotation), (module.v, store.v, None, None))
-        for number, (part, held, own_norm, rotation) in enumerate(kinds):
-            with contextlib.ExitStack() as on_side:
-                if self.sides:
-                    self.sides[number].wait_stream(torch.cuda.current_stream())
-                    on_side.enter_context(torch.cuda.stream(self.sides[number]))
-                x = _linear(h, part)
-                x = own_norm(x) if own_norm is not None and module.norms_all else x
-                self._prepare(x, held[:, :, cache.length - cache.new : cache.length], module, own_norm, rotation)
-        return store.k[:, :, : cache.length], store.v[:, :, : cache.length]
-
-    def _prepare(self, x: Tensor, out: Tensor, module: Any, norm: Any, rotation: Rotation | None) -> None:
-        """Norm, clip and rotate the heads of a projection and write them to `out` (B, heads, T, width)."""
-        heads, tokens, width = out.shape[1:]
-        norm = None if module.norms_all else norm
+        q = projected[0]
+        q = q if q.is_contiguous() else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        queries = q.unflatten(0, self.sizes).unflatten(-1, (module.n_heads, -1)).transpose(1, 2)
+        out = (queries, *(held[:, :, cache.length - cache.new : cache.length] for held in (store.k, store.v)))
+        norms: tuple[Any, ...] = () if module.q_norm is None or module.norms_all else (module.q_norm, module.k_norm)
+        widths = [one.shape[-1] for one in out]
+        lanes = 1 << (max(widths) // 8 - 1).bit_length()
+        ends = list(accumulate(-(-one.shape[1] * len(projected[0]) * lanes // (32 * launches.WARPS)) for one in out))
         given: dict[str, Any] = {
-            "x": x, "out": out, "count": len(x) * heads, "heads": heads, "tokens": tokens, "clip": module.clip or 0.0,
-            "sequence_step": out.stride(0), "head_step": out.stride(1), "token_step": out.stride(2),
+            "projected": projected, "prepared": out, "count": len(projected[0]), "tokens": self.sizes[1],
+            "clip": module.clip or 0.0, "heads": [one.shape[1] for one in out], "first_block": [0, *ends[:2]],
+            "row_step": [part.stride(0) for part in projected],
+            "norm_weight": [norm.weight for norm in norms], "norm_bias": [norm.bias for norm in norms],
+            "norm_eps": [norm.eps for norm in norms], "norm_offset": [norm.offset for norm in norms],
         }  # fmt: skip
-        if norm is not None:
-            given |= {"weight": norm.weight, "bias": norm.bias, "eps": norm.eps, "offset": norm.offset}
+        for axis, name in enumerate(("sequence_step", "head_step", "token_step")):
+            given[name] = [one.stride(axis) for one in out]
         macros = {
-            "LANES": 1 << (width // 8 - 1).bit_length(), "WIDTH": width, "ROTATED": 0, "HALVES": 0,
-            "NORM": norm_kind(norm), "NORM_LAST": int(module.norms_last),
-            "NORM_OVER": int(norm is not None and norm.weight is not None and norm.weight.dim() == 2),
+            "LANES": lanes, "WIDTH": widths[0], "VALUE_WIDTH": widths[2], "ROTATED": 0, "HALVES": 0,
+            **norm_macros(norms[0] if norms else None), "NORM_LAST": int(module.norms_last),
         }  # fmt: skip
+        macros["NORM_OVER"] = int(bool(macros["WEIGHT"]) and norms[0].weight.dim() == 2)
         if rotation is not None:
             cosines, sines = rotation.cos.contiguous(), rotation.sin.contiguous()
             macros |= {"ROTATED": 2 * cosines.shape[-1], "HALVES": int(rotation.pairing == "halves")}
             given |= {"cosines": cosines, "sines": sines, "own_waves": int(cosines.shape[0] > 1)}
-        self._launch("prepare_heads", macros, given, given["count"] * macros["LANES"])
+        self._launch("prepare_heads", macros, given, ends[2] * 32 * launches.WARPS)
+        return queries, store.k[:, :, : cache.length], store.v[:, :, : cache.length]
 
     def allocate(self, cache: Cache, batch: int) -> tuple[Tensor, Tensor]:
         """Give the layers of a cache their buffers, which are parts of the two tensors that are returned.
@@ -304,73 +360,9 @@ class PromptReader:
         return branch if into is None else into.add_(branch, alpha=self.config.residual_scale)
 
 
-class CapturedPrompt:
-    """Prompts of one padded length: buffers, and from the second prompt on a CUDA graph that fills them."""
-
-    def __init__(self, reader: PromptReader, batch: int, length: int, device: torch.device):
-        self.tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-        self.cache = build_cache(reader.stack.windows, "static", device, length)
-        self.context = reader.context(reader.embed(self.tokens), None, self.cache)
-        """The same for every prompt, so it is not part of the graph."""
-        self.stored = reader.allocate(self.cache, batch)
-        """Keys and values (layers, B, G, length, K or U)."""
-        self.stream: Float[Tensor, "B T D"] | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def read(self, reader: PromptReader, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Return the residual stream after all blocks. It is overwritten by the next prompt."""
-        new = tokens.shape[1]
-        self.tokens[:, :new] = tokens
-        if new < self.tokens.shape[1]:
-            self.tokens[:, new:] = 0  # nothing may depend on the last prompt, not even a NaN
-        if self.graph is None and self.stream is not None and tokens.is_cuda:
-            self._capture(reader)
-        if self.graph is None:
-            self.stream = self._compute(reader)
-        else:
-            self.graph.replay()
-        assert self.stream is not None
-        return self.stream
-
-    def _compute(self, reader: PromptReader) -> Float[Tensor, "B T D"]:
-        reader.sides = reader.streams[1:]
-        try:
-            return reader.compute(reader.embed(self.tokens), self.context, self.cache)
-        finally:
-            reader.sides = []
-
-    def _capture(self, reader: PromptReader) -> None:
-        """Capture what the first prompt has computed. Nothing is computed meanwhile."""
-        graph, side = torch.cuda.CUDAGraph(), reader.streams[0]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # not torch.cuda.graph, which collects garbage and returns unused memory: some tenths of a second
-            graph.capture_begin(pool=shared_pool(reader.prompts.values()), capture_error_mode="thread_local")
-            try:
-                self.stream = self._compute(reader)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = graph
-
-
-def shared_pool(prompts: Iterable[CapturedPrompt]) -> Any:
-    """Return the GPU memory in which captured prompts compute, one after the other; None if none is captured.
-
-    Memory that no graph uses any more may not be used again: the prompt that was captured first may be gone.
-    """
-    return next((prompt.graph.pool() for prompt in prompts if prompt.graph is not None), None)
-
-
-def padded_length(tokens: int, most: int | None, changes_at: int | None) -> int:
-    """Return the length to which a prompt is padded: at most an eighth more, or a multiple of 64 if it is short.
-
-    `most`: positions of the model. `changes_at`: longer prompts than this have other frequencies.
-    """
-    step = max(64, 1 << tokens.bit_length() >> 4)
-    length = -(-tokens // step) * step
-    limits = [limit for limit in (most, changes_at) if limit is not None and limit >= tokens]
-    return min(length, *limits) if limits else length
+def joins_projections(config: c.ModelConfig, tokens: int) -> bool:
+    """Return whether queries, keys and values of a captured prompt have one matmul."""
+    return tokens >= JOINED and tokens * config.n_kv_heads * config.d_head <= NARROW
 
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
@@ -385,6 +377,9 @@ def reads_norm(norm: object, dtype: torch.dtype) -> bool:
     return all(p.dtype is dtype and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in held)
 
 
-def norm_kind(norm: object) -> int:
-    """Return the number of a norm in prompt.cu: 0 none, 1 RMS norm, 2 layer norm."""
-    return 0 if norm is None else 2 if isinstance(norm, LayerNorm) else 1
+def norm_macros(norm: Any) -> dict[str, int]:
+    """Return what prompt.cu knows of a norm when it is compiled. NORM: 0 none, 1 RMS norm, 2 layer norm."""
+    if norm is None:
+        return {"NORM": 0, "WEIGHT": 0, "BIAS": 0}
+    kind = 2 if isinstance(norm, LayerNorm) else 1
+    return {"NORM": kind, "WEIGHT": int(norm.weight is not None), "BIAS": int(norm.bias is not None)}
