@@ -55,7 +55,7 @@ def test_every_stored_dtype_gets_the_kernels_and_they_compute_in_float32(able, d
         ({"cache": None}, "a cache of their own kind, not 'none'"),
         ({"cache": "windowed"}, "a cache of their own kind, not 'windowed'"),
         ({"dtype": torch.float64}, "float64"),
-        ({"config": presets.deepseek_v3()}, "attention.latent='Latent'"),
+        ({"config": c.replace(NANO, embedding__width=32, head__tied=False)}, "embedding.width=32"),
         ({"device": torch.device("meta")}, "the model is on meta"),
         ({"device": CUDA, "config": small(), "has_draft": True}, "a draft"),
         ({"device": CUDA, "config": small(), "cache": "windowed"}, "a static cache, not 'windowed'"),

@@ -43,9 +43,8 @@ def train_answer() -> dict[str, Any]:
     """What `glass train` uses for the default run."""
     from glassformer.model.device import choose_for_training
     from glassformer.training import read_run
-    from glassformer.training.accelerate import choose
+    from glassformer.training.accelerate import choose, choose_machine, kernel_request
     from glassformer.training.events import implementation
-    from glassformer.training.machine import choose_machine, kernel_request
 
     run = read_run("", (), source="the default run")
     device, dtype, compiled = choose_machine(run)

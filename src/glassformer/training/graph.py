@@ -18,7 +18,6 @@ from glassformer.training.data.batches import IGNORED
 from glassformer.training.distributed.group import ALONE
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.loop import TrainState, train_step
-from glassformer.training.machine import is_capturable
 from glassformer.training.objective import Batch, has_experts
 from glassformer.training.optimizers import factor, gradient_norm, require_gradient
 
@@ -29,7 +28,7 @@ WARM_UP = 3
 def can_capture(state: TrainState) -> bool:
     """Return whether every step launches the same kernels: one CUDA process, no accumulation, no expert by itself."""
     routed = has_experts(state.model) and "grouped experts" not in state.kernels
-    return is_capturable(state.run, state.device, state.group is ALONE) and not routed
+    return accelerate.is_capturable(state.run, state.device, state.group is ALONE) and not routed
 
 
 @dataclass

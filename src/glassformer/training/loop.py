@@ -16,13 +16,13 @@ from glassformer import sizing
 from glassformer.model import Model
 from glassformer.model.device import keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint, first_postponed, importing_compiler
+from glassformer.training.accelerate import choose_machine, is_capturable, kernel_request
 from glassformer.training.checkpoint import StoredTensors
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
 from glassformer.training.distributed.group import ALONE, Group, Stopped, Writer, start
 from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
-from glassformer.training.machine import choose_machine, is_capturable, kernel_request
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, evaluating, factor, require_gradient, trained
 from glassformer.training.probes import Probe, chosen_probes, measure

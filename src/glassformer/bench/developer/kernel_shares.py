@@ -18,8 +18,8 @@ from glassformer.bench.result import number
 from glassformer.kernels import training as kernels
 from glassformer.kernels.cuda.training import fp8, fp8_cuda, loss
 from glassformer.training import accelerate
+from glassformer.training.accelerate import choose_machine, kernel_request
 from glassformer.training.loop import prepare_state, stepper
-from glassformer.training.machine import choose_machine, kernel_request
 from glassformer.training.run import Run, read_run
 
 MODULE = "glassformer.bench.developer.kernel_shares"

@@ -189,7 +189,7 @@ def test_copies_and_gradients_in_bfloat16():
             assert hasattr(b, adamw.COPY) == (number % 2 == 0)
             assert number % 2 or torch.equal(b.bfloat16_copy, b.bfloat16())
         for p in parameters(fast):
-            p.grad = None
+            p.grad, p.grad_dtype = None, torch.float32
     changed = parameters(fast)[0]
     with torch.no_grad():
         changed.add_(1)
