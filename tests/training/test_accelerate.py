@@ -35,6 +35,7 @@ def _gpu(monkeypatch):
     )
     monkeypatch.setattr(kernels.nvrtc, "can_launch", lambda: True)
     monkeypatch.setattr(kernels.causal, "available", lambda: True)
+    monkeypatch.setattr(kernels.trial, "is_successful", lambda config, device: True)
     monkeypatch.setattr(kernels.fp8, "unsupported_device", lambda device: None)
 
 
@@ -64,6 +65,13 @@ def test_a_step_is_compiled_unless_kernels_carry_it(changes, compiled):
     names = accelerate.choose(run(*changes).model, **request)
     if "machine.compile=no" not in changes:
         assert ("fused blocks" in names) == (not compiled)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_step_is_compiled_if_the_trial_of_the_kernels_failed(monkeypatch):
+    kernels = pytest.importorskip("glassformer.kernels.training")
+    monkeypatch.setattr(kernels.trial, "is_successful", lambda config, device: False)
+    assert accelerate.choose_machine(run())[2]
 
 
 @pytest.mark.usefixtures("_gpu")

@@ -1,5 +1,6 @@
 """What a training kernel puts into a model: another class for a module."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,3 +17,13 @@ class Replacement:
     module: nn.Module
     kind: type[nn.Module]
     attributes: dict[str, Any] = field(default_factory=dict)
+
+
+def replace_modules(replacements: Iterable[Replacement]) -> bool:
+    """Change the class of each module; return whether there was one."""
+    found = list(replacements)
+    for replacement in found:
+        replacement.module.__class__ = replacement.kind
+        for name, value in replacement.attributes.items():
+            setattr(replacement.module, name, value)
+    return bool(found)

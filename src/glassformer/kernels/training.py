@@ -1,8 +1,8 @@
 """The kernels of training: which there are, which support a run, and how they are installed into a model.
 
-`install_training_kernels` is the only function that puts kernels into a model. It changes the class of a module to a
-subclass whose `forward` calls a kernel in training steps (`Replacement`); parameters and their names stay. Kernels of
-the loss and of optimizers replace no module: these look up `head_kernel`, `muon_kernel` and `adamw_kernel`.
+`install_training_kernels` puts them into a model: a module becomes an instance of a subclass whose `forward` calls a
+kernel in training steps (`replacement`); parameters and their names stay. Kernels of the loss and of optimizers replace
+no module: these look up `head_kernel`, `muon_kernel` and `adamw_kernel`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +28,10 @@ from glassformer.kernels.cuda.training import (
     fp8_layers,
     loss,
     muon,
+    trial,
 )
 from glassformer.kernels.registry import Kernel, Rule, any_value, any_values, unsupported_field
-from glassformer.kernels.replacement import Replacement
+from glassformer.kernels.replacement import Replacement, replace_modules
 from glassformer.kernels.toolchain import cxx, nvrtc
 from glassformer.model import Model
 
@@ -194,8 +195,8 @@ def _fused_blocks(config: ModelConfig, request: TrainingRequest) -> Reason:
         return "the model is not a decoder"
     if not request.captured or request.compiled or request.float8:
         return "the step is compiled by torch.compile, or not captured as a CUDA graph"
-    device = _on_device(request, "cuda", torch.bfloat16) or _nvrtc(config, request)
-    return device or blocks.unsupported_widths(config)
+    reason = _on_device(request, "cuda", torch.bfloat16) or _nvrtc(config, request) or blocks.unsupported_widths(config)
+    return reason or (None if trial.is_successful(config, request.device) else "the trial on this GPU failed")
 
 
 def _causal(config: ModelConfig, request: TrainingRequest) -> Reason:
@@ -362,16 +363,7 @@ def install_training_kernels(model: Model, request: TrainingRequest) -> list[str
             library.load()
         except cxx.CompileError:
             chosen = [kernel for kernel in chosen if not kernel.name.startswith("native")]
-    return [kernel.name for kernel in chosen if not kernel.replacements or _replace(list(kernel.replacements(model)))]
-
-
-def _replace(replacements: list[Replacement]) -> bool:
-    """Change the class of each module; return whether there was one."""
-    for replacement in replacements:
-        replacement.module.__class__ = replacement.kind
-        for name, value in replacement.attributes.items():
-            setattr(replacement.module, name, value)
-    return bool(replacements)
+    return [kernel.name for kernel in chosen if not kernel.replacements or replace_modules(kernel.replacements(model))]
 
 
 def head_kernel(

@@ -122,6 +122,45 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
     yield Finding.within("float8 learns", curves[1][0] - curves[1][-1], 3.0, None, "nats, fall of the loss in 60 steps")
 
 
+def fused_blocks_learn_as_the_engine(steps: int = 24) -> Iterator[Finding]:
+    """Compare captured steps of fused blocks with those of the engine's own blocks, both without torch.compile."""
+    from glassformer.kernels import training as kernels
+    from glassformer.training.graph import CapturedStep
+    from glassformer.training.loop import prepare_state
+    from glassformer.training.objective import Batch
+    from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
+
+    every = kernels.TRAINING_KERNELS
+    for name in ("gpt2", "llama3_2_1b", "qwen3_0_6b", "gemma_2b"):
+        model = replace(presets.get(name), n_layers=2, dropout=0.0)
+        run = Run(
+            model=model,
+            optim=Optim(lr=1e-3),
+            schedule=Schedule(warmup=2),
+            loop=Loop(steps=100, batch=8, context=1024),
+            machine=Machine(device="cuda", precision="bfloat16", stream="bfloat16", compile="no"),
+        )
+        curves = []
+        for left_out in ((), (kernels.FUSED_BLOCKS, "causal attention")):
+            kernels.TRAINING_KERNELS = tuple(kernel for kernel in every if kernel.name not in left_out)
+            state = prepare_state(run)
+            kernels.TRAINING_KERNELS = every
+            step, draw, losses = CapturedStep(state), torch.Generator().manual_seed(0), []
+            for _ in range(steps):
+                ids = (torch.rand(8, 1025, generator=draw) ** 3 * 50).long()
+                batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(state.device)
+                losses.append(float(step(state, batch)["loss"]))
+            curves.append(losses)
+            if not left_out:
+                used = kernels.FUSED_BLOCKS in state.kernels
+                yield Finding.judge(f"fused blocks are used: {name}", int(not used), 0, ", ".join(state.kernels))
+        apart = max(abs(a - b) for a, b in zip(*curves, strict=True))
+        yield Finding.judge(
+            f"fused blocks = engine: {name}", apart, 0.1, f"nats, the most in {steps} steps of bfloat16"
+        )
+        yield Finding.within(f"fused blocks learn: {name}", curves[0][0] - curves[0][-1], 1.0, None, "nats")
+
+
 def compiled_loss_has_the_plain_gradient() -> Iterator[Finding]:
     """Compare the gradient of the compiled head and loss, in chunks, with autograd through all logits."""
     from torch.nn.functional import cross_entropy, linear
@@ -221,6 +260,7 @@ def main() -> int:
         cuda_kernels.causal_attention_equals_its_definition,
         compiled_loss_has_the_plain_gradient,
         captured_step_equals_eager,
+        fused_blocks_learn_as_the_engine,
         cuda_kernels.cuda_loss_equals_plain,
         cuda_kernels.float8_kernels_equal_their_definitions,
         float8_learns_as_bfloat16,

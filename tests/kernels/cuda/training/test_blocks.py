@@ -7,10 +7,11 @@ import torch
 
 from glassformer import config as c
 from glassformer.kernels import training
-from glassformer.kernels.cuda.training import blocks
+from glassformer.kernels.cuda.training import blocks, trial
 from glassformer.kernels.cuda.training.adamw import COPY, WANTED
+from glassformer.kernels.replacement import replace_modules
 from glassformer.kernels.toolchain import nvrtc
-from glassformer.kernels.training import FUSED_BLOCKS, TRAINING_KERNELS, TrainingRequest, _replace
+from glassformer.kernels.training import FUSED_BLOCKS, TRAINING_KERNELS, TrainingRequest
 from glassformer.model import build
 from glassformer.training import accelerate
 from glassformer.training.objective import Batch, summed_loss
@@ -67,7 +68,7 @@ CASES = {
 def install(model):
     kernel = next(kernel for kernel in TRAINING_KERNELS if kernel.name == FUSED_BLOCKS)
     assert training.unsupported_field(model.config, training.ALLOWED[FUSED_BLOCKS]) is None
-    assert _replace(list(kernel.replacements(model)))
+    assert replace_modules(kernel.replacements(model))
 
 
 def gradients(model, batch, stream):
@@ -169,6 +170,7 @@ def test_what_it_supports():
     supports = next(kernel for kernel in TRAINING_KERNELS if kernel.name == FUSED_BLOCKS).supports
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "can_launch", lambda: True)
+        patch.setattr(trial, "is_successful", lambda config, device: True)
         assert supports(CONFIG, request) is None
         for changes in ({"captured": False}, {"compiled": True}, {"float8": True}, {"dtype": torch.float32}):
             assert supports(CONFIG, dataclasses.replace(request, **changes)) is not None

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.kernels.cuda.training import causal
+from glassformer.kernels.replacement import replace_modules
 from glassformer.kernels.toolchain import nvrtc
-from glassformer.kernels.training import _replace
 from glassformer.training.objective import Batch, summed_loss
 from glassformer.training.run import Loss
 from tests.emulated_cuda import built, needs_compiler
@@ -228,7 +228,7 @@ def test_a_compiler_asks_without_a_warning(monkeypatch, recwarn):
 
 
 def install(model):
-    _replace(list(causal.replacements(model)))
+    replace_modules(causal.replacements(model))
 
 
 def gradients(model):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.kernels.cuda.training import experts
-from glassformer.kernels.training import _replace
+from glassformer.kernels.replacement import replace_modules
 from glassformer.model.context import NO_TAP
 from glassformer.model.moe import MoE
 from glassformer.training.objective import Batch, has_experts, summed_loss
@@ -89,7 +89,7 @@ def test_a_model_learns_the_same():
     )  # fmt: skip
     plain = lively(config, seed=3)[0].float().train()
     grouped = copy.deepcopy(plain)
-    assert _replace(list(experts.replacements(grouped)))
+    assert replace_modules(experts.replacements(grouped))
     assert has_experts(grouped)
     ids = torch.randint(0, 32, (2, 13), generator=torch.Generator().manual_seed(1))
     batch, losses = Batch(ids[:, :-1], ids[:, 1:]), []
