@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -172,14 +172,15 @@ def choose(config: ModelConfig) -> Family:
 
 
 def to_hf(
-    config: ModelConfig, state: Mapping[str, Tensor], prefer: str = ""
+    config: ModelConfig, state: Mapping[str, Tensor], prefer: str = "", among: Container[str] | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the tensors under the names of a family: the first that can represent the config.
 
-    The family named `prefer` is tried first, then the plainest one, then all others. A family can represent a config if
-    it reads back what it wrote. If none can, the error is that of the plainest family and names the field.
+    The family named `prefer` is tried first, then the plainest one, then all others; with `among`, those of these model
+    types only. A family can represent a config if it reads back what it wrote. If none can, the error is that of the
+    plainest family and names the field.
     """
-    return _first_family(config, state, prefer)[1:]
+    return _first_family(config, state, prefer, among)[1:]
 
 
 def moves_to_hf(config: ModelConfig, prefer: str = "") -> tuple[Family, list[convert.Move]]:
@@ -192,7 +193,7 @@ def moves_to_hf(config: ModelConfig, prefer: str = "") -> tuple[Family, list[con
 
 
 def _first_family(
-    config: ModelConfig, state: Mapping[str, Tensor], prefer: str
+    config: ModelConfig, state: Mapping[str, Tensor], prefer: str, among: Container[str] | None = None
 ) -> tuple[Family, dict[str, Any], dict[str, Tensor]]:
     refused: WeightsError | None = None
     try:
@@ -203,12 +204,13 @@ def _first_family(
     others = [family for family in FAMILIES if family.needs_type and isinstance(config, family.kinds)]
     for family in dict.fromkeys([*preferred, *plainest, *others]):
         try:
-            return family, *_write_as(family, config, state)
+            data, tensors = _write_as(family, config, state)
+            if among is None or data["model_type"] in among:
+                return family, data, tensors
         except (WeightsError, ConfigError) as error:
             if refused is None and family in plainest:
                 refused = error if isinstance(error, WeightsError) else WeightsError(str(error))
-    assert refused is not None
-    raise refused
+    raise refused or WeightsError("none of the model types can represent this config.")
 
 
 def _write_as(

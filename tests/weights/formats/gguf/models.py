@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from glassformer.config import (
+    Alibi,
     Attention,
     DecoderConfig,
     Dense,
@@ -19,6 +20,7 @@ from glassformer.config import (
     LinearScaling,
     Llama3Scaling,
     MoE,
+    NoPosition,
     NTKScaling,
     RMSNorm,
     Rotary,
@@ -67,6 +69,7 @@ def gemma(attention=None, **changes):
     return llama(**{**parts, **changes})
 
 
+LAYERED = {"feedforward": Dense(53, activation="gelu"), "norm": LayerNorm(eps=1e-5)}
 CASES = {
     "gpt2": gpt2(),
     "gpt2-untied-no-biases": gpt2(
@@ -120,6 +123,54 @@ CASES = {
         position=Rotary(base=500.0, fraction=0.4),
         placement="parallel",
     ),
+    "gptneox": llama(Attention(6), **LAYERED, position=Rotary(fraction=0.4), placement="parallel_two"),
+    "gptneox-pre": llama(Attention(6), **LAYERED, position=Rotary(fraction=0.4)),
+    "bloom": llama(
+        Attention(6),
+        feedforward=Dense(240),
+        norm=LayerNorm(eps=1e-5),
+        position=Alibi(),
+        embedding=Embedding(norm=True),
+        head=Head(tied=True),
+        max_len=None,
+    ),
+    "starcoder2": llama(Attention(6, 2), feedforward=Dense(53), norm=LayerNorm(eps=1e-5)),
+    "phi2": llama(
+        Attention(6, 2),
+        feedforward=Dense(53),
+        norm=LayerNorm(eps=1e-5),
+        position=Rotary(fraction=0.6),
+        placement="parallel",
+        head=Head(tied=False, bias=True),
+    ),
+    "granite": llama(
+        Attention(6, 2, bias=False, scale=0.2),
+        embedding=Embedding(scale=3.0),
+        residual_scale=0.4,
+        head=Head(tied=False, scale=0.5),
+    ),
+    "olmo": llama(Attention(6, 2, bias=False, clip=0.7), norm=LayerNorm(eps=1e-5, weight=False, bias=False)),
+    "olmoe": llama(
+        Attention(6, bias=False, qk_norm=RMSNorm(eps=1e-5), qk_norm_over="all"),
+        feedforward=MoE(5, 2, Gated(53), normalize=False),
+    ),
+    "command-r": llama(
+        Attention(6, 2, bias=False),
+        norm=LayerNorm(eps=1e-5, bias=False),
+        placement="parallel",
+        position=Rotary(pairing="interleaved"),
+        head=Head(scale=0.3),
+    ),
+    "smollm3": llama(n_layers=5, layer_kinds=(LayerKind((3,), position=NoPosition()),)),
+    "arcee": llama(feedforward=Dense(53, activation="relu2", bias=False)),
+    "seed_oss": llama(Attention(6, n_kv_heads=2, d_head=8, bias=True, out_bias=False)),
+    "ernie4_5": llama(Attention(6, n_kv_heads=2, d_head=8, bias=False), position=Rotary(pairing="interleaved")),
+    "glm4": llama(
+        Attention(6, n_kv_heads=2, d_head=12, bias=True, out_bias=False),
+        placement="sandwich",
+        position=Rotary(fraction=0.5, pairing="interleaved"),
+    ),
+    "exaone4": llama(Attention(6, n_kv_heads=2, bias=False, qk_norm=RMSNorm(eps=1e-5)), placement="after"),
 }
 
 

@@ -13,7 +13,8 @@ from glassformer.weights import convert, families
 from glassformer.weights.convert import Drop
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
-from glassformer.weights.formats.gguf.architectures import Architecture, find
+from glassformer.weights.formats.gguf.architecture import Architecture
+from glassformer.weights.formats.gguf.architectures import find
 from glassformer.weights.formats.gguf.file import PLAIN, GgufFile, open_gguf
 from glassformer.weights.formats.gguf.rope import FREQUENCIES, recognize_factors
 from glassformer.weights.tensors import Tensors

@@ -15,7 +15,8 @@ from glassformer.weights import families
 from glassformer.weights.convert import IDENTITY, Move, plan
 from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.family import Source
-from glassformer.weights.formats.gguf.architectures import EXACT, Architecture, for_type
+from glassformer.weights.formats.gguf.architecture import EXACT, Architecture
+from glassformer.weights.formats.gguf.architectures import TYPES, for_type
 from glassformer.weights.formats.gguf.file import library, open_gguf
 from glassformer.weights.formats.gguf.rope import FREQUENCIES, frequency_factors
 from glassformer.weights.formats.gguf.vocabulary import Vocabulary
@@ -54,11 +55,11 @@ def describe(config: ModelConfig, state: Mapping[str, Tensor]) -> GgufModel:
     """
     if config.head is None:
         raise WeightsError("a model without a head cannot be written as GGUF: llama.cpp needs one to compute logits.")
-    data, _ = families.to_hf(config, state)
+    data = config_json(config, state)
     notes: tuple[str, ...] = ()
     if not for_type(data["model_type"]).has_windows:
         config, notes = _without_window(config)
-        data, _ = families.to_hf(config, state)
+        data = config_json(config, state)
     architecture = for_type(data["model_type"])
     metadata = architecture.metadata(data)
     metadata[f"{architecture.name}.vocab_size"] = config.vocab_size
@@ -69,6 +70,26 @@ def describe(config: ModelConfig, state: Mapping[str, Tensor]) -> GgufModel:
         held[FREQUENCIES], shape = factors, tuple(factors.shape)
         moves[FREQUENCIES] = Move(FREQUENCIES, (FREQUENCIES,), IDENTITY, (), True, shape, (shape,))
     return GgufModel(config, architecture, moves, held, metadata, notes)
+
+
+def config_json(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the config.json of a model: of the first type whose architecture in llama.cpp computes the model."""
+    types, refused = set(TYPES), None
+    while types:
+        try:
+            data, _ = families.to_hf(config, state, among=types)
+        except WeightsError:
+            break
+        try:
+            for_type(data["model_type"]).metadata(data)
+        except WeightsError as error:
+            refused = refused or error
+            types.remove(data["model_type"])
+        else:
+            return data
+    if refused is not None:
+        raise refused
+    return families.to_hf(config, state)[0]
 
 
 def _moves(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Move]:
