@@ -5,6 +5,8 @@ import pytest
 from glassformer.weights import WeightsError
 from glassformer.weights.formats.gguf.architectures import find
 
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+
 
 def test_windows_by_layer_and_the_scale_that_llama_cpp_assumes():
     gemma2, gemma3 = find("gemma2"), find("gemma3")
@@ -46,8 +48,8 @@ def test_what_llama_cpp_computes_from_the_rest_and_what_config_json_does_not_hav
         find("smollm3").metadata(data | {"no_rope_layers": [0, *layers[1:]]})
     metadata = {f"smollm3.{key.gguf}": 8 for key in find("smollm3").keys}
     assert find("smollm3").config(metadata, ())["no_rope_layers"] == layers
-    olmoe = {key.hf: 8 for key in find("olmoe").keys} | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    with pytest.raises(WeightsError, match="num_key_value_heads=2 cannot be written .* with 8 only"):
+    olmoe = {key.hf: 8 for key in find("olmoe").keys} | ROPE
+    with pytest.raises(WeightsError, match=r"num_key_value_heads=2 cannot be written .* with 8 only"):
         find("olmoe").metadata(olmoe | {"num_key_value_heads": 2})
     bloom = find("bloom").metadata({key.hf: 8 for key in find("bloom").keys})
     assert (bloom["bloom.context_length"], bloom["bloom.feed_forward_length"]) == (2048, 32)
