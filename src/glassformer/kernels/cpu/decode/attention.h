@@ -65,15 +65,15 @@ inline void attend_run(const Head& head, const View& view, int queries, const fl
                        float* out, long out_pitch) {
     // whole tiles, two of 14 vectors with AVX-512, which read a panel of keys while it is in the L1 cache
     constexpr int BLOCK = 28 / TALL * TALL;
-    static thread_local std::vector<float> keys, scores;  // panels (d_head, 32) of 32 keys each; (BLOCK, pitch), by key - begin
+    static thread_local Rows key_panels, score_rows;
     const int dk = head.d_head, dv = head.d_value;
     int begin, last, unused;
     visible(0, begin, unused), visible(queries - 1, unused, last);
     begin = begin / WIDE * WIDE;
     const long pitch = padded_stride((last - begin + WIDE - 1) / WIDE * WIDE);
     const Matrix all{view.keys, nullptr, nullptr, last, dk, 0, F32};
-    if ((long)keys.size() < pitch * dk + LANES) keys.resize(pitch * dk + LANES);
-    if ((long)scores.size() < BLOCK * pitch + LANES) scores.resize(BLOCK * pitch + LANES);
+    float* const keys = key_panels.need(pitch * dk);       // panels (d_head, 32) of 32 keys each
+    float* const scores = score_rows.need(BLOCK * pitch);  // (BLOCK, pitch), by key - begin
     for (int s = begin; s < last; s += WIDE) fill_panel(all, s, 0, dk, &keys[(long)(s - begin) * dk], view.key_pitch);
     for (int i = 0; i < queries; i += BLOCK) {
         const int n = std::min(BLOCK, queries - i);

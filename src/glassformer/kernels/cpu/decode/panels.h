@@ -68,15 +68,15 @@ inline void prefetch_panel(const float* start, long depth, long pitch, int part,
 
 // A chunk of y = m x (+ bias) for many vectors of floats.
 inline void multiply_floats(const Matrix& m, const Chunk& chunk, const Vectors& v, float* y, long stride) {
-    static thread_local std::vector<float> panel;
+    static thread_local Rows held;
     const int deep = std::min(DEEP, m.columns);
-    panel.resize((long)WIDE * deep + LANES);
+    float* const panel = held.need((long)WIDE * deep);
     for (int row = chunk.first; row < chunk.last; row += WIDE) {
         const int width = std::min(WIDE, chunk.last - row);
         const float* bias = m.bias ? m.bias + row : nullptr;
         for (int from = 0; from < m.columns; from += deep) {
             const int depth = std::min(deep, m.columns - from);
-            fill_panel(m, row, from, from + depth, panel.data(), m.columns);
+            fill_panel(m, row, from, from + depth, panel, m.columns);
             const bool more = from + deep < m.columns;
             const long next = more ? row : row + WIDE < chunk.last ? row + WIDE : chunk.next_row;
             const float* ahead = (const float*)m.weights + next * m.columns + (more ? from + deep : 0);
@@ -85,8 +85,8 @@ inline void multiply_floats(const Matrix& m, const Chunk& chunk, const Vectors& 
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);
-                if (v.tile == TALL) multiply_tile<TALL>(panel.data(), WIDE, depth, Tile<TALL, float>{x}, to, stride, width, !from, bias, vectors);
-                else multiply_tile<SHORT>(panel.data(), WIDE, depth, Tile<SHORT, float>{x}, to, stride, width, !from, bias, vectors);
+                if (v.tile == TALL) multiply_tile<TALL>(panel, WIDE, depth, Tile<TALL, float>{x}, to, stride, width, !from, bias, vectors);
+                else multiply_tile<SHORT>(panel, WIDE, depth, Tile<SHORT, float>{x}, to, stride, width, !from, bias, vectors);
             }
         }
     }

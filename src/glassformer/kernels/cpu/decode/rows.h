@@ -4,6 +4,7 @@
 // order that does not depend on the number of threads: a row is always summed by one thread.
 #pragma once
 #include <algorithm>
+#include <vector>
 #include "../tile.h"
 
 namespace glass {
@@ -23,6 +24,15 @@ struct Matrix {           // y = weights x + bias
     const float* bias;    // or null
     int32_t rows, columns, group;
     int32_t kind;
+};
+
+struct Rows {  // a buffer that grows, from a cache line boundary on
+    std::vector<float> held;
+    float* at = nullptr;
+    float* need(long n) {
+        if ((long)held.size() < n + LANES) held.resize(n + LANES);
+        return at = cache_aligned(held.data());
+    }
 };
 
 // Keep a vector in its register: the compiler would load it again for each multiplication, and loads would then be the

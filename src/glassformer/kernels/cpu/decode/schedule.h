@@ -27,15 +27,6 @@ struct Prepared {
     }
 };
 
-struct Rows {  // a buffer that grows, from a cache line boundary on
-    std::vector<float> held;
-    float* at = nullptr;
-    float* need(long n) {
-        if ((long)held.size() < n + LANES) held.resize(n + LANES);
-        return at = cache_aligned(held.data());
-    }
-};
-
 inline int bits_of(const Matrix& w) { return w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4; }  // of a weight
 
 // Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes.
