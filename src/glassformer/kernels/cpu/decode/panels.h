@@ -8,7 +8,7 @@
 
 namespace glass {
 
-constexpr int DEEP = 384;  // columns of a panel that are processed at once: they fit the L1 cache together with 14 vectors
+constexpr int DEEP = 768;  // columns of a panel that are processed at once: they fit the L2 cache together with hundreds of vectors
 
 // panel[c - from][r] = row + r, column c of a float32 matrix whose rows are `pitch` apart; rows beyond the last are 0.
 inline void fill_panel(const Matrix& m, int row, int from, int to, float* panel, long pitch) {
@@ -59,11 +59,11 @@ inline void multiply_tiles(const float* panel, long pitch, int depth, const floa
     some(std::integral_constant<int, SHORT / 2>()), some(std::integral_constant<int, 1>());
 }
 
-// Prefetch `depth` columns of 32 rows, from `start` on, into the L2 cache, while the present ones are processed.
+// Prefetch `depth` columns of 32 rows, from `start` on, while the present ones are processed.
 inline void prefetch_panel(const float* start, long depth, long pitch, int part, int parts) {
     const long lines = (depth + LANES - 1) / LANES, all = lines * WIDE;
     for (long i = all * part / parts; i < all * (part + 1) / parts; i++)
-        __builtin_prefetch(start + i / lines * pitch + i % lines * LANES, 0, 2);
+        __builtin_prefetch(start + i / lines * pitch + i % lines * LANES, 0, 3);
 }
 
 // A chunk of y = m x (+ bias) for many vectors of floats.
