@@ -289,8 +289,8 @@ class Machine:
     """`float8`: the matmuls of dense feed-forwards, of the projections of self-attention and of a large head run in
     8 bits during training steps, on a GPU that supports it. `precision`: in the dtype above."""
     compile: Compile = "auto"
-    """`yes` uses torch.compile. `auto` uses it on a GPU, unless this package's own kernels replace it (decoders with norms
-    before attention and feed-forward, in bfloat16, on one GPU), and on a CPU these kernels if there is a C++ compiler."""
+    """`yes` uses torch.compile. `auto` uses it on a GPU, unless this package's kernels replace it (pre-norm decoders in
+    bfloat16 on one GPU), and on a CPU these kernels if there is a C++ compiler."""
     parallel: Parallel = "auto"
     """How several processes under torchrun share the work; `auto` is `ddp`."""
     replicate: int = 1
