@@ -53,11 +53,26 @@ def test_wrong_kernels_are_found(monkeypatch, name, factor):
 
 @needs_compiler
 @pytest.mark.usefixtures("_emulated")
+def test_kernels_that_are_wrong_for_a_narrow_stream_only_are_found(monkeypatch):
+    right = between.norm_forward
+
+    def wrong(stream, *given):
+        total, out, statistics = right(stream, *given)
+        return total, out * (1.1 if stream.dtype is torch.bfloat16 else 1), statistics
+
+    monkeypatch.setattr(between, "norm_forward", wrong)
+    assert "residual stream in torch.bfloat16: " in trial.failure(trial._small(LLAMA), CPU)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
 def test_wrong_copies_are_found(monkeypatch):
     """Copies are read the second time only."""
     right = blocks.matmul_weight
     monkeypatch.setattr(blocks, "matmul_weight", lambda w: right(w) * (1.2 if hasattr(w, trial.COPY) else 1))
-    assert trial.failure(trial._small(LLAMA), CPU).startswith("the kernels with copies of weights: the gradient of ")
+    assert trial.failure(trial._small(LLAMA), CPU).startswith(
+        "the kernels with copies of weights, residual stream in torch.float32: "
+    )
 
 
 def test_what_is_tried_has_the_blocks_of_the_model_and_few_words():

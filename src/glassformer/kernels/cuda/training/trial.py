@@ -33,6 +33,8 @@ SECONDS = 300
 """Time limit of the process, which takes some seconds."""
 TOKENS, HEADS = 1024, 128
 """Tokens of a sequence, and heads of all sequences: attention has a kernel of its own for so many."""
+STREAMS = (torch.float32, torch.bfloat16)
+"""The dtypes that the residual stream can have (`machine.stream`)."""
 TIMES, LEAST = 2.0, 1e-2
 """The kernels may be so many times as far from float32 as the engine in bfloat16, plus this share of a gradient."""
 
@@ -97,50 +99,61 @@ def failure(config: ModelConfig, device: torch.device) -> str | None:
     draw = torch.Generator().manual_seed(0)
     sequences = -(-HEADS // config.n_heads) if device.type == "cuda" else 2
     ids = torch.randint(0, config.vocab_size, (sequences, length), generator=draw).to(device)
-    exact, engine = _gradients(model, ids, autocast=False), _gradients(model, ids)
+    exact = _gradients(model, ids, None)
+    engine = {stream: _gradients(model, ids, stream) for stream in STREAMS}
     replace_modules([*blocks.replacements(model), *causal.replacements(model)])
-    ways = {"the kernels": _gradients(model, ids)}
-    for p in model.parameters():
-        if getattr(p, WANTED, False):  # from now on matmuls read copies, and write gradients in bfloat16
-            setattr(p, COPY, p.detach().to(torch.bfloat16))
-    ways["the kernels with copies of weights"] = _gradients(model, ids)
-    if device.type == "cuda":
-        ways["a CUDA graph of the kernels"] = _replayed(model, ids)
-    for way, found in ways.items():
-        for name, wanted in exact.items():
-            error = float((found[name] - wanted).norm())
-            most = TIMES * float((engine[name] - wanted).norm()) + LEAST * float(wanted.norm())
-            if not error <= most:  # also if it is NaN
-                return f"{way}: the gradient of {name} is off by {error:.3g}, more than {most:.3g}"
+    for stream in STREAMS:
+        ways = {"the kernels": _gradients(model, ids, stream)}
+        for p in model.parameters():
+            if getattr(p, WANTED, False):  # from now on matmuls read copies, and write gradients in bfloat16
+                setattr(p, COPY, p.detach().to(torch.bfloat16))
+        ways["the kernels with copies of weights"] = _gradients(model, ids, stream)
+        if device.type == "cuda":
+            ways["a CUDA graph of the kernels"] = _replayed(model, ids, stream)
+        for way, found in ways.items():
+            if reason := _difference(found, engine[stream], exact):
+                return f"{way}, residual stream in {stream}: {reason}"
     return None
 
 
-def _gradients(model: DecoderLM, ids: Tensor, autocast: bool = True) -> dict[str, Tensor]:
+Gradients = dict[str, Tensor]
+
+
+def _difference(found: Gradients, engine: Gradients, exact: Gradients) -> str | None:
+    """Return which gradient is further from float32 than it may be."""
+    for name, wanted in exact.items():
+        error = float((found[name] - wanted).norm())
+        most = TIMES * float((engine[name] - wanted).norm()) + LEAST * float(wanted.norm())
+        if not error <= most:  # also if it is NaN
+            return f"the gradient of {name} is off by {error:.3g}, more than {most:.3g}"
+    return None
+
+
+def _gradients(model: DecoderLM, ids: Tensor, stream: torch.dtype | None) -> Gradients:
+    """Return the gradients with matmuls in bfloat16 and a residual stream in a dtype; all in float32 for None."""
     model.zero_grad()
-    _backward(model, ids, autocast)
-    return _copied(model)
-
-
-def _backward(model: DecoderLM, ids: Tensor, autocast: bool = True) -> None:
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=autocast):
-        logits = model(ids)
-    F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).backward()
-
-
-def _copied(model: DecoderLM) -> dict[str, Tensor]:
+    _backward(model, ids, stream)
     return {name: p.grad.float().clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def _replayed(model: DecoderLM, ids: Tensor) -> dict[str, Tensor]:
+def _backward(model: DecoderLM, ids: Tensor, stream: torch.dtype | None) -> None:
+    cast = model.embed.register_forward_hook(lambda module, given, x: x if stream is None else x.to(stream))
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=stream is not None):
+        logits = model(ids)
+    cast.remove()
+    F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).backward()
+
+
+def _replayed(model: DecoderLM, ids: Tensor, stream: torch.dtype) -> Gradients:
     """Return the gradients of a step that was captured, and then replayed."""
     model.zero_grad()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        _backward(model, ids)
+        _backward(model, ids, stream)
     graph.replay()
     torch.cuda.synchronize()
-    return _copied(model)
+    return {name: p.grad.float().clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def main() -> int:
