@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Container, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -180,21 +180,39 @@ def to_hf(
     types only. A family can represent a config if it reads back what it wrote. If none can, the error is that of the
     plainest family and names the field.
     """
-    return _first_family(config, state, prefer, among)[1:]
+    _, written = _first_family(config, state, prefer, among)
+    return written.data, convert.write(written.state, written.moves)
+
+
+def config_json(
+    config: ModelConfig, state: Mapping[str, Tensor], among: Container[str] | None = None
+) -> dict[str, Any]:
+    """Return the config.json that `to_hf` returns, without its tensors."""
+    return _first_family(config, state, "", among)[1].data
 
 
 def moves_to_hf(config: ModelConfig, prefer: str = "") -> tuple[Family, list[convert.Move]]:
     """Return the family that `to_hf` would use, and its names and layouts of the tensors of a config."""
     state = build(config, device="meta").state_dict()
-    family = _first_family(config, state, prefer)[0]
+    family, _ = _first_family(config, state, prefer)
     targets = {name: tuple(tensor.shape) for name, tensor in state.items()}
     prefix = family.prefix if config.head is not None else ""
     return family, convert.plan(family.rows(config), targets, prefix, strict=False)
 
 
+class _Written(NamedTuple):
+    """A model as a family has it, before its tensors are converted."""
+
+    data: dict[str, Any]
+    """config.json."""
+    state: Mapping[str, Tensor]
+    """Ours, with every bias that the family has."""
+    moves: list[convert.Move]
+
+
 def _first_family(
     config: ModelConfig, state: Mapping[str, Tensor], prefer: str, among: Container[str] | None = None
-) -> tuple[Family, dict[str, Any], dict[str, Tensor]]:
+) -> tuple[Family, _Written]:
     refused: WeightsError | None = None
     try:
         plainest = [choose(config)]
@@ -204,19 +222,17 @@ def _first_family(
     others = [family for family in FAMILIES if family.needs_type and isinstance(config, family.kinds)]
     for family in dict.fromkeys([*preferred, *plainest, *others]):
         try:
-            data, tensors = _write_as(family, config, state)
-            if among is None or data["model_type"] in among:
-                return family, data, tensors
+            written = _write_as(family, config, state)
+            if among is None or written.data["model_type"] in among:
+                return family, written
         except (WeightsError, ConfigError) as error:
             if refused is None and family in plainest:
                 refused = error if isinstance(error, WeightsError) else WeightsError(str(error))
     raise refused or WeightsError("none of the model types can represent this config.")
 
 
-def _write_as(
-    family: Family, config: ModelConfig, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and tensors of one family; raise WeightsError if it cannot represent the config.
+def _write_as(family: Family, config: ModelConfig, state: Mapping[str, Tensor]) -> _Written:
+    """Return a model as one family has it; raise WeightsError if it cannot represent the config.
 
     The config is read back immediately. A field that reads back differently cannot be represented, and the error names
     it.
@@ -235,7 +251,7 @@ def _write_as(
         raise WeightsError(
             f"{field}={wanted!r} cannot be written as {family.name}, which would read it as {got!r}: {SAVE_AS_GLASS}."
         )
-    return data, convert.write(state, convert.plan(rows, targets, prefix))
+    return _Written(data, state, convert.plan(rows, targets, prefix))
 
 
 def with_biases(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -93,11 +93,22 @@ def graph_replay_equals_eager(steps: int = 40) -> Iterator[Finding]:
         yield Finding.judge(f"graph replay = eager: {name}", wrong, 0, "tokens that differ")
 
 
+def captured_losses(state: "TrainState", steps: int) -> list[float]:
+    """Return the losses of captured steps on tokens of which some are more frequent, the same for every state."""
+    from glassformer.training.graph import CapturedStep
+    from glassformer.training.objective import Batch
+
+    step, draw, losses = CapturedStep(state), torch.Generator().manual_seed(0), []
+    for _ in range(steps):
+        ids = (torch.rand(state.run.loop.batch, state.run.context + 1, generator=draw) ** 3 * 50).long()
+        batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(state.device)
+        losses.append(float(step(state, batch)["loss"]))
+    return losses
+
+
 def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
     """Compare a run whose blocks and head are in fp8, compiled and captured, with the same run in bf16."""
-    from glassformer.training.graph import CapturedStep
     from glassformer.training.loop import prepare_state
-    from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
     curves = []
@@ -110,13 +121,7 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
             loop=Loop(steps=100, batch=8),
             machine=Machine(device="cuda", precision="bfloat16", compile="yes", products=products),
         )
-        state = prepare_state(run)
-        step, generator, losses = CapturedStep(state), torch.Generator().manual_seed(0), []
-        for _ in range(steps):
-            ids = (torch.rand(8, 65, generator=generator) ** 3 * 50).long()
-            batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(state.device)
-            losses.append(float(step(state, batch)["loss"]))
-        curves.append(losses)
+        curves.append(captured_losses(prepare_state(run), steps))
     apart = abs(sum(curves[0][-10:]) - sum(curves[1][-10:])) / 10
     yield Finding.judge("float8 learns like bfloat16", apart, 0.05, "nats, mean of the last ten steps")
     yield Finding.within("float8 learns", curves[1][0] - curves[1][-1], 3.0, None, "nats, fall of the loss in 60 steps")
@@ -125,9 +130,7 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
 def fused_blocks_learn_as_the_engine(steps: int = 24) -> Iterator[Finding]:
     """Compare captured steps of fused blocks with those of the engine's own blocks, both without torch.compile."""
     from glassformer.kernels import training as kernels
-    from glassformer.training.graph import CapturedStep
     from glassformer.training.loop import prepare_state
-    from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
     every = kernels.TRAINING_KERNELS
@@ -145,12 +148,7 @@ def fused_blocks_learn_as_the_engine(steps: int = 24) -> Iterator[Finding]:
             kernels.TRAINING_KERNELS = tuple(kernel for kernel in every if kernel.name not in left_out)
             state = prepare_state(run)
             kernels.TRAINING_KERNELS = every
-            step, draw, losses = CapturedStep(state), torch.Generator().manual_seed(0), []
-            for _ in range(steps):
-                ids = (torch.rand(8, 1025, generator=draw) ** 3 * 50).long()
-                batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(state.device)
-                losses.append(float(step(state, batch)["loss"]))
-            curves.append(losses)
+            curves.append(captured_losses(state, steps))
             if not left_out:
                 used = kernels.FUSED_BLOCKS in state.kernels
                 yield Finding.judge(f"fused blocks are used: {name}", int(not used), 0, ", ".join(state.kernels))

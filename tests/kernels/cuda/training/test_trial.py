@@ -81,8 +81,10 @@ def test_what_is_tried_has_the_blocks_of_the_model_and_few_words():
     assert c.replace(small, n_layers=16, vocab_size=128256, special=presets.llama3_2_1b().special) == (
         presets.llama3_2_1b()
     )
-    kinds = c.replace(LLAMA, layer_kinds=(c.LayerKind((3,), position=c.Rotary(base=100.0)),))
-    assert trial._small(kinds) == kinds  # layer 3 would not be there
+    windows = c.replace(LLAMA, attention__window=8, attention__window_layers=(1, 3))
+    assert (trial._small(windows).attention.window, trial._small(windows).attention.window_layers) == (8, (0,))
+    shared = c.replace(LLAMA, shared_blocks=(0, 0, 1, 1))
+    assert trial._small(shared).shared_blocks == (0, 0)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ GPT2 = Architecture(
     rotary=False,
 )
 
-LLAMA_KEYS = (
+SIZES = (
     Key("context_length", "max_position_embeddings"),
     Key("embedding_length", "hidden_size"),
     Key("block_count", "num_hidden_layers"),
@@ -37,26 +37,40 @@ LLAMA_KEYS = (
     Key("attention.head_count_kv", "num_key_value_heads", required=False),
     Key("attention.key_length", "head_dim", required=False),
     Key("attention.value_length", "head_dim", required=False),
-    Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", float),
-    Key("expert_count", "num_local_experts", required=False),
-    Key("expert_used_count", "num_experts_per_tok", required=False),
 )
+LLAMA_KEYS = (*SIZES, Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", float))
+LAYER_NORM_KEYS = (*SIZES, Key("attention.layer_norm_epsilon", "layer_norm_eps", float))
 SILU = {"hidden_act": ("silu", "swish")}
+
+PAIRS: dict[str, Any] = {
+    "layouts": lambda config: {"attn_q": Interleaved(config.n_heads), "attn_k": Interleaved(config.n_kv_heads)}
+}
+"""For architectures that llama.cpp rotates by neighbouring pairs, and Hugging Face by halves."""
+
+
+def _names(*left_out: str, of: Mapping[str, str] = NAMES, **others: str) -> dict[str, str]:
+    """Return the modules of a block without some, and with others."""
+    return {name: ours for name, ours in of.items() if name not in left_out} | others
+
 
 LLAMA = Architecture(
     name="llama",
     types=("llama", "mistral", "mixtral"),
-    keys=LLAMA_KEYS,
-    layouts=lambda config: {"attn_q": Interleaved(config.n_heads), "attn_k": Interleaved(config.n_kv_heads)},
+    keys=(
+        *LLAMA_KEYS,
+        Key("expert_count", "num_local_experts", required=False),
+        Key("expert_used_count", "num_experts_per_tok", required=False),
+    ),
     fixed=SILU,
     flags={"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_down.bias"},
     read_type=lambda own: "mixtral" if own.get("expert_count") else "llama",
+    **PAIRS,
 )
 
 QWEN2 = Architecture(
     name="qwen2",
     types=("qwen2",),
-    keys=LLAMA_KEYS[:-2],
+    keys=LLAMA_KEYS,
     fixed=SILU,
     assumed=lambda data: {"head_dim": data["hidden_size"] // data["num_attention_heads"]},
 )
@@ -64,7 +78,7 @@ QWEN2 = Architecture(
 QWEN3 = Architecture(
     name="qwen3",
     types=("qwen3",),
-    keys=LLAMA_KEYS[:-2],
+    keys=LLAMA_KEYS,
     fixed={**SILU, "attention_bias": (False,)},
 )
 
@@ -72,7 +86,7 @@ QWEN3_MOE = Architecture(
     name="qwen3moe",
     types=("qwen3_moe",),
     keys=(
-        *LLAMA_KEYS[:-2],
+        *LLAMA_KEYS,
         Key("expert_count", "num_experts"),
         Key("expert_used_count", "num_experts_per_tok"),
         Key("expert_feed_forward_length", "moe_intermediate_size"),
@@ -89,9 +103,8 @@ QWEN3_MOE = Architecture(
 OLMO2 = Architecture(
     name="olmo2",
     types=("olmo2",),
-    keys=LLAMA_KEYS[:-2],
-    names={name: ours for name, ours in NAMES.items() if not name.endswith("_norm") or name[:6] in ("attn_q", "attn_k")}
-    | {"post_attention_norm": "norm_attention", "post_ffw_norm": "norm_feedforward"},
+    keys=LLAMA_KEYS,
+    names=_names("attn_norm", "ffn_norm", post_attention_norm="norm_attention", post_ffw_norm="norm_feedforward"),
     fixed={**SILU, "attention_bias": (False,)},
 )
 
@@ -105,7 +118,7 @@ GEMMA_FIXED = {"tie_word_embeddings": (True,), "attention_bias": (False,)}
 GEMMA = Architecture(
     name="gemma",
     types=("gemma",),
-    keys=LLAMA_KEYS[:-2],
+    keys=LLAMA_KEYS,
     fixed={**GEMMA_FIXED, "hidden_act": TANH_GELU},
     **GEMMA_NORMS,
 )
@@ -126,7 +139,7 @@ GEMMA2 = Architecture(
     name="gemma2",
     types=("gemma2",),
     keys=(
-        *LLAMA_KEYS[:-2],
+        *LLAMA_KEYS,
         Key("attn_logit_softcapping", "attn_logit_softcapping", float),
         Key("final_logit_softcapping", "final_logit_softcapping", float),
     ),
@@ -140,7 +153,7 @@ GEMMA2 = Architecture(
 GEMMA3 = Architecture(
     name="gemma3",
     types=("gemma3_text",),
-    keys=(*LLAMA_KEYS[:-2], Key("final_logit_softcapping", "final_logit_softcapping", float, required=False)),
+    keys=(*LLAMA_KEYS, Key("final_logit_softcapping", "final_logit_softcapping", float, required=False)),
     fixed={**GEMMA_FIXED, "hidden_activation": TANH_GELU},
     has_windows=True,
     windows=lambda layer: layer % 6 < 5,
@@ -151,29 +164,20 @@ GEMMA3 = Architecture(
 PHI3 = Architecture(
     name="phi3",
     types=("phi3",),
-    keys=LLAMA_KEYS[:-2],
-    names={name: ours for name, ours in FUSED_NAMES.items() if name != "ffn_gate"} | {"ffn_up": GATE_UP},
+    keys=LLAMA_KEYS,
+    names=_names("ffn_gate", of=FUSED_NAMES, ffn_up=GATE_UP),
     fixed=SILU,
 )
 
 STABLELM = Architecture(
     name="stablelm",
     types=("stablelm",),
-    keys=(
-        *(key for key in LLAMA_KEYS[:-2] if key.hf != "rms_norm_eps"),
-        Key("attention.layer_norm_epsilon", "layer_norm_eps", float),
-        Key("use_parallel_residual", "use_parallel_residual", bool),
-    ),
+    keys=(*LAYER_NORM_KEYS, Key("use_parallel_residual", "use_parallel_residual", bool)),
     fixed={**SILU, "tie_word_embeddings": (False,)},
     flags={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
 )
 
 
-LAYER_NORM_KEYS = (*LLAMA_KEYS[:8], Key("attention.layer_norm_epsilon", "layer_norm_eps", float))
-PAIRS: dict[str, Any] = {
-    "layouts": lambda config: {"attn_q": Interleaved(config.n_heads), "attn_k": Interleaved(config.n_kv_heads)}
-}
-"""For architectures that llama.cpp rotates by neighbouring pairs, and Hugging Face by halves."""
 NO_BIASES = {"attention_bias": (False,), "mlp_bias": (False,)}
 
 GPT_NEOX = Architecture(
@@ -202,7 +206,7 @@ BLOOM = Architecture(
 STARCODER2 = Architecture(
     name="starcoder2",
     types=("starcoder2",),
-    keys=(*LLAMA_KEYS[:8], Key("attention.layer_norm_epsilon", "norm_epsilon", float)),
+    keys=(*SIZES, Key("attention.layer_norm_epsilon", "norm_epsilon", float)),
     fixed={"hidden_act": ("gelu_pytorch_tanh", "gelu_new"), "use_bias": (True,)},
 )
 
@@ -217,7 +221,7 @@ GRANITE = Architecture(
     name="granite",
     types=("granite",),
     keys=(
-        *LLAMA_KEYS[:-2],
+        *LLAMA_KEYS,
         Key("embedding_scale", "embedding_multiplier", float),
         Key("residual_scale", "residual_multiplier", float),
         Key("attention.scale", "attention_multiplier", float),
@@ -230,7 +234,7 @@ GRANITE = Architecture(
 OLMO = Architecture(
     name="olmo",
     types=("olmo",),
-    keys=(*LLAMA_KEYS[:8], Key("attention.clamp_kqv", "clip_qkv", float, required=False)),
+    keys=(*SIZES, Key("attention.clamp_kqv", "clip_qkv", float, required=False)),
     fixed={**SILU, "attention_bias": (False,)},
     derived=lambda data: {"attention.layer_norm_epsilon": 1e-5},
     **PAIRS,
@@ -239,7 +243,7 @@ OLMO = Architecture(
 OLMOE = Architecture(
     name="olmoe",
     types=("olmoe",),
-    keys=(*LLAMA_KEYS[:-2], Key("expert_count", "num_experts"), Key("expert_used_count", "num_experts_per_tok")),
+    keys=(*LLAMA_KEYS, Key("expert_count", "num_experts"), Key("expert_used_count", "num_experts_per_tok")),
     fixed={**SILU, "attention_bias": (False,), "norm_topk_prob": (False,), "clip_qkv": (None,)},
     assumed=lambda data: {"num_key_value_heads": data["num_attention_heads"]},  # for the norm of all keys
 )
@@ -260,32 +264,31 @@ def _rotated_layers(data: Mapping[str, Any]) -> dict[str, Any]:
 SMOLLM3 = Architecture(
     name="smollm3",
     types=("smollm3",),
-    keys=LLAMA_KEYS[:-2],
+    keys=LLAMA_KEYS,
     fixed={**SILU, **NO_BIASES},
     assumed=_rotated_layers,
     **PAIRS,
 )
 
 ARCEE = Architecture(
-    name="arcee", types=("arcee",), keys=LLAMA_KEYS[:-2], fixed={"hidden_act": ("relu2",), **NO_BIASES}, **PAIRS
+    name="arcee", types=("arcee",), keys=LLAMA_KEYS, fixed={"hidden_act": ("relu2",), **NO_BIASES}, **PAIRS
 )
 
 SEED_OSS = Architecture(
     name="seed_oss",
     types=("seed_oss",),
-    keys=LLAMA_KEYS[:-2],
-    names={name: ours for name, ours in NAMES.items() if name != "ffn_norm"}
-    | {"post_attention_norm": "norm_feedforward"},
+    keys=LLAMA_KEYS,
+    names=_names("ffn_norm", post_attention_norm="norm_feedforward"),
     fixed={**SILU, "attention_bias": (True,), "attention_out_bias": (False,), "mlp_bias": (False,)},
 )
 
-ERNIE = Architecture(name="ernie4_5", types=("ernie4_5",), keys=LLAMA_KEYS[:-2], fixed={**SILU, "use_bias": (False,)})
+ERNIE = Architecture(name="ernie4_5", types=("ernie4_5",), keys=LLAMA_KEYS, fixed={**SILU, "use_bias": (False,)})
 
 GLM4 = Architecture(
     name="glm4",
     types=("glm4",),
-    keys=LLAMA_KEYS[:-2],
-    names={name: ours for name, ours in NAMES.items() if name != "ffn_gate"} | {"ffn_up": GATE_UP},
+    keys=LLAMA_KEYS,
+    names=_names("ffn_gate", ffn_up=GATE_UP),
     fixed=SILU,
     flags={"attention_bias": "blk.0.attn_q.bias"},
 )
@@ -293,7 +296,7 @@ GLM4 = Architecture(
 EXAONE4 = Architecture(
     name="exaone4",
     types=("exaone4",),
-    keys=LLAMA_KEYS[:-2],
+    keys=LLAMA_KEYS,
     names=OLMO2.names,
     fixed={**SILU, "sliding_window": (None,)},
 )

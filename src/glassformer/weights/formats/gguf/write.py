@@ -77,7 +77,7 @@ def config_json(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, A
     types, refused = set(TYPES), None
     while types:
         try:
-            data, _ = families.to_hf(config, state, among=types)
+            data = families.config_json(config, state, among=types)
         except WeightsError:
             break
         try:
@@ -89,7 +89,7 @@ def config_json(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, A
             return data
     if refused is not None:
         raise refused
-    return families.to_hf(config, state)[0]
+    return families.config_json(config, state)
 
 
 def _moves(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Move]:
