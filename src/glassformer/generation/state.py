@@ -84,7 +84,9 @@ class TorchState:
             self.source, self.source_mask = pad(prompts, "right", model.device)
             prompts = starts(model, len(prompts))
         self.prompts = prompts
-        self.tokens, self.real = pad(prompts, "left", model.device)
+        self.tokens, real = pad(prompts, "left", torch.device("cpu"))
+        """On the host: `start` copies the prompts to where they are read."""
+        self.real = None if real is None else real.to(model.device, non_blocking=True)
         self.capacity = -(-(self.tokens.shape[1] + max_new_tokens) // capacity_step) * capacity_step
         self.cache = None if cache is None else model.new_cache(cache, capacity=self.capacity)
 
@@ -102,22 +104,22 @@ class TorchState:
             self.memory = self.model.encode(self.source, self.source_mask)
         width = self.tokens.shape[1]
         size = self.chunk if self.chunk and self.cache is not None else width
-        hidden = self.tokens.new_empty(0)
+        hidden: Any = None
         for first in range(0, width, size):
-            tokens = self.tokens[:, first : first + size]
+            tokens = self.tokens if size == width else self.tokens[:, first : first + size]
             real = None if self.real is None else self.real[:, first : first + size]
             if self.reader is not None:
                 hidden = self.reader(tokens, real, self.cache)
                 continue
-            x = self.model.embed(tokens)
+            x = self.model.embed(tokens.to(self.model.device, non_blocking=True))
             hidden = self.model.decoder(x, real, cache=self.cache, memory=self.memory, memory_mask=self.source_mask)
         return self.model.logits(hidden[:, -1:])[:, 0]
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Read one more token per sequence: one position of work with a cache, everything again without one."""
-        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
         new, real = tokens[:, None], None
         if self.cache is None:
+            self.tokens = torch.cat([self.tokens.to(new.device, non_blocking=True), new], dim=1)
             if self.real is not None:
                 self.real = torch.cat([self.real, torch.ones_like(new, dtype=torch.bool)], dim=1)
             new, real = self.tokens, self.real
@@ -127,8 +129,8 @@ class TorchState:
         return self.model.logits(hidden[:, -1:])[:, 0]  # the head is not applied to the other positions
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
-        self.tokens = self.tokens.index_select(0, parents)
-        for name in ("real", "memory", "source_mask"):
+        self.tokens = self.tokens.to(parents.device, non_blocking=True)
+        for name in ("tokens", "real", "memory", "source_mask"):
             held = getattr(self, name)
             setattr(self, name, None if held is None else held.index_select(0, parents))
         if self.cache is not None:

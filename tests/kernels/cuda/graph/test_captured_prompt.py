@@ -224,8 +224,8 @@ def test_the_oldest_captured_prompt_is_forgotten(monkeypatch):
 
 def test_captured_prompts_share_the_memory_of_one_that_still_exists():
     """The memory of a graph that is gone must not be used for another one: torch refuses it."""
-    captured = {n: SimpleNamespace(graph=SimpleNamespace(pool=lambda n=n: ("pool", n))) for n in (1, 2)}
-    held = {0: SimpleNamespace(graph=None), **captured}
+    captured = {n: SimpleNamespace(graphs=[SimpleNamespace(pool=lambda n=n: ("pool", n))]) for n in (1, 2)}
+    held = {0: SimpleNamespace(graphs=[]), **captured}
     assert captured_prompt.shared_pool(held.values()) == ("pool", 1)
     del held[1]
     assert captured_prompt.shared_pool(held.values()) == ("pool", 2)

@@ -4,14 +4,16 @@ import copy
 import dataclasses
 import gc
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer import config as c
 from glassformer.generation import engine, loop, state
 from glassformer.generation.request import GenerationRequest
-from glassformer.kernels.cuda.graph import prompt
+from glassformer.kernels.cuda.graph import captured_prompt, prompt
 from glassformer.kernels.cuda.graph.launches import Launch
 from glassformer.kernels.decode import DECODE_KERNELS
 from glassformer.model import build
@@ -258,6 +260,60 @@ def test_the_host_waits_for_the_device_once(monkeypatch):
         made = state.CapturedState(half, request.prompts, 1, None, DECODE_KERNELS[-1], "float16", captures=False)
         assert len(list(loop.Steps(made, request, engine.Implementation("native", "cpu", "float16", "tested")))) == 1
         assert waits == ["tolist"]
+
+
+class Noting(TorchDispatchMode):
+    """Note the operations of torch, apart from views and memory."""
+
+    noted: ClassVar[list[str]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.partition(".")[0]
+        if not func.is_view and not name.startswith("empty"):
+            Noting.noted.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of_a_prompt(monkeypatch) -> list[str]:
+    """Return what a generation of one token launches, and what it calls that takes long, in order."""
+    half = models(config(), torch.float16)[1]
+    prompts = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(4)).tolist()
+    run, linear, note = Launch.run, prompt.F.linear, Noting.noted.append
+    monkeypatch.setattr(Launch, "run", lambda self: (note(self.kernel), run(self)))
+    monkeypatch.setattr(prompt.F, "linear", lambda *given: (note("matmul"), linear(*given))[1])
+    for name in ("context", "allocate"):
+        made = getattr(prompt.PromptReader, name)
+        monkeypatch.setattr(prompt.PromptReader, name, lambda *a, name=name, made=made: (note(name), made(*a))[1])
+    for _ in range(2):
+        Noting.noted.clear()
+        request = GenerationRequest(prompts, max_new_tokens=1)
+        with Noting():
+            made = state.CapturedState(half, prompts, 1, None, DECODE_KERNELS[-1], "float16", captures=False)
+            list(loop.Steps(made, request, engine.Implementation("native", "cpu", "float16", "tested")))
+    return Noting.noted
+
+
+def test_a_captured_prompt_is_launched_after_one_copy(monkeypatch):
+    """The GPU is idle until then: an operation of torch takes the host 5 to 20 microseconds."""
+
+    def compute(self, reader, layers):
+        Noting.noted.append("launch")
+        self.stream = torch.zeros(1, 64, 64, dtype=torch.float16)
+
+    monkeypatch.setattr(captured_prompt.CapturedPrompt, "_compute", compute)
+    noted = operations_of_a_prompt(monkeypatch)
+    # prompts become a tensor, are padded on the host, and are copied to the device
+    assert noted[: noted.index("launch")] == ["stack", "constant_pad_nd", "copy_"]
+
+
+def test_a_long_prompt_has_matmuls_before_its_positions(monkeypatch):
+    """While the GPU is busy with them, the host computes positions and allocates the cache."""
+    monkeypatch.setattr(prompt, "CAPTURED", 0)
+    noted = operations_of_a_prompt(monkeypatch)
+    assert noted[: noted.index("normalize")] == ["stack", "embedding"]
+    slow = ["normalize", "matmul", "context", "allocate", "prepare_heads"]
+    before = [name for name in noted[: noted.index("prepare_heads") + 1] if name in slow]
+    assert before == ["normalize", "matmul", "matmul", "matmul", "context", "allocate", "prepare_heads"]
 
 
 @pytest.mark.parametrize("chunk", [T, 3])

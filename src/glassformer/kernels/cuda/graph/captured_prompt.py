@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.model.cache import build_cache
@@ -14,53 +15,61 @@ if TYPE_CHECKING:
 
 
 class CapturedPrompt:
-    """Prompts of one padded length: buffers, and from the second prompt on a CUDA graph that fills them."""
+    """Prompts of one padded length: buffers, and from the second prompt on CUDA graphs that fill them."""
 
-    def __init__(self, reader: "PromptReader", batch: int, length: int, device: torch.device):
+    def __init__(self, reader: "PromptReader", batch: int, length: int):
+        device = reader.embed.tokens.weight.device
+        self.parts = [range(len(reader.attends))]
+        """The layers of each graph."""
         self.tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.cache = build_cache(reader.stack.windows, "static", device, length)
         self.context = reader.context(reader.embed(self.tokens), None, self.cache)
-        """The same for every prompt, so it is not part of the graph."""
+        """The same for every prompt, so it is not part of the graphs."""
         self.stored = reader.allocate(self.cache, batch)
         """Keys and values (layers, B, G, length, K or U)."""
         self.stream: Float[Tensor, "B T D"] | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def read(self, reader: "PromptReader", tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Return the residual stream after all blocks. It is overwritten by the next prompt."""
-        new = tokens.shape[1]
-        self.tokens[:, :new] = tokens
-        if new < self.tokens.shape[1]:
-            self.tokens[:, new:] = 0  # nothing may depend on the last prompt, not even a NaN
-        if self.graph is None and self.stream is not None and tokens.is_cuda:
+        missing = self.tokens.shape[1] - tokens.shape[1]
+        # padding is written, too: nothing may depend on the last prompt, not even a NaN
+        self.tokens.copy_(F.pad(tokens, (0, missing)) if missing else tokens, non_blocking=True)
+        if not self.graphs and self.stream is not None and self.tokens.is_cuda:
             self._capture(reader)
-        if self.graph is None:
-            self.stream = self._compute(reader)
-        else:
-            self.graph.replay()
+        for graph in self.graphs:
+            graph.replay()
+        for layers in () if self.graphs else self.parts:
+            self._compute(reader, layers)
         assert self.stream is not None
         return self.stream
 
-    def _compute(self, reader: "PromptReader") -> Float[Tensor, "B T D"]:
+    def _compute(self, reader: "PromptReader", layers: range) -> None:
+        """Compute the residual stream after some layers."""
         reader.sides, reader.joint = reader.streams[1:], reader.joint_weights(self.tokens.numel())
         try:
-            return reader.compute(reader.embed(self.tokens), self.context, self.cache)
+            x: Any = self.stream if layers.start else reader.embed(self.tokens)
+            self.stream = reader.compute(x, lambda: self.context, self.cache, layers)
         finally:
             reader.sides, reader.joint = [], {}
 
     def _capture(self, reader: "PromptReader") -> None:
         """Capture what the first prompt has computed. Nothing is computed meanwhile."""
-        graph, side = torch.cuda.CUDAGraph(), reader.streams[0]
+        side, graphs = reader.streams[0], list[torch.cuda.CUDAGraph]()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            # not torch.cuda.graph, which collects garbage and returns unused memory: some tenths of a second
-            graph.capture_begin(pool=shared_pool(reader.prompts.values()), capture_error_mode="thread_local")
-            try:
-                self.stream = self._compute(reader)
-            finally:
-                graph.capture_end()
+            for layers in self.parts:
+                graph = torch.cuda.CUDAGraph()
+                pool = graphs[0].pool() if graphs else shared_pool(reader.prompts.values())
+                # not torch.cuda.graph, which collects garbage and returns unused memory: some tenths of a second
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    self._compute(reader, layers)
+                finally:
+                    graph.capture_end()
+                graphs.append(graph)
         torch.cuda.current_stream().wait_stream(side)
-        self.graph = graph
+        self.graphs = graphs
 
 
 def shared_pool(prompts: Iterable[CapturedPrompt]) -> Any:
@@ -68,7 +77,7 @@ def shared_pool(prompts: Iterable[CapturedPrompt]) -> Any:
 
     Memory that no graph uses any more may not be used again: the prompt that was captured first may be gone.
     """
-    return next((prompt.graph.pool() for prompt in prompts if prompt.graph is not None), None)
+    return next((graph.pool() for prompt in prompts for graph in prompt.graphs), None)
 
 
 def padded_length(tokens: int, most: int | None, changes_at: int | None) -> int:

@@ -10,7 +10,8 @@ a CUDA graph. Captured or not, the same operations run, so the result does not d
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache as computed_once
 from itertools import accumulate
 from typing import Any, assert_never
 
@@ -28,8 +29,11 @@ from glassformer.model.cache import Cache, Static, build_cache
 from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, forward_context
 from glassformer.model.layers import Gated, LayerNorm, RMSNorm
 from glassformer.model.moe import MoE
+from glassformer.model.positions import NoPosition
 from glassformer.shapes import Bool, Float, Int
 
+Context = Callable[[], ForwardContext]
+"""What returns positions and masks: they are computed when they are needed first, after the matmuls before them."""
 CAPTURED = 2048
 """Tokens of all sequences up to which prompts are captured.
 
@@ -91,6 +95,11 @@ class PromptReader:
         """The streams for keys and values, while a captured prompt is launched."""
         self.joint: dict[str, Tensor] = {}
         """While queries, keys and values have one matmul: weight and bias of that of the next layer."""
+        self.layers = range(0)
+        """The layers that are being computed."""
+        rest = (self.stack.embed_norm, self.stack.project)
+        self.adds_positions = type(self.stack.position).add is not NoPosition.add or rest != (None, None)
+        """False if the first layer reads the token embedding as it is, so that no position is needed before it."""
         waits = any(isinstance(module, MoE) for module in self.stack.modules())
         self.is_capturable = all(self.attends) and not waits
         """False if the host must know what the GPU computed, or if the cache is not kept as these kernels keep it."""
@@ -108,23 +117,25 @@ class PromptReader:
     ) -> Float[Tensor, "B 1 D"]:
         """Read tokens and return the hidden state of the last one of each sequence.
 
-        `cache`: None if these are whole prompts and no token follows them: keys and values are not kept then.
+        `tokens` are on the host or on the device. `cache`: None if these are whole prompts and no token follows them:
+        keys and values are not kept then.
         """
-        batch, new = tokens.shape
+        (batch, new), device = tokens.shape, self.embed.tokens.weight.device
         length = padded_length(new, self.config.max_len, self.config.changes_frequencies_at)
         is_whole = mask is None and (cache is None or not cache.length)
         with self.lock:
             if is_whole and self.is_capturable and batch * length <= CAPTURED:
                 return self._replay(tokens, length, cache)
-            if cache is None:
-                cache = build_cache(self.stack.windows, "static", tokens.device, new)
-            x = self.embed(tokens)
-            return self._hidden(self.compute(x, self.context(x, mask, cache), cache)[:, -1:])
+            held = build_cache(self.stack.windows, "static", device, new) if cache is None else cache
+            x = self.embed(tokens.to(device, non_blocking=True))
+            # positions and masks are computed after the first matmuls are launched: the GPU is busy with those
+            context = computed_once(lambda: self.context(x, mask, held))
+            return self._hidden(self.compute(x, context, held, range(len(self.attends)))[:, -1:])
 
     def _replay(self, tokens: Int[Tensor, "B T"], length: int, cache: Cache | None) -> Float[Tensor, "B 1 D"]:
         """Read whole prompts of one length, as a graph from the second time on."""
         batch, new = tokens.shape
-        prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, batch, length, tokens.device)
+        prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, batch, length)
         self.prompts[batch, length] = prompt  # the newest is last
         if len(self.prompts) > MOST_GRAPHS:
             del self.prompts[next(iter(self.prompts))]
@@ -148,16 +159,20 @@ class PromptReader:
             score_bias=stack.score_bias,
         )  # fmt: skip
 
-    def compute(self, x: Float[Tensor, "B T W"], context: ForwardContext, cache: Cache) -> Float[Tensor, "B T D"]:
-        """Return the residual stream after all blocks. x is overwritten."""
-        self.sizes = (x.shape[0], x.shape[1])
-        self._copy_weights(0)
-        x = self.stack.add_positions(x, context.positions).flatten(0, 1).contiguous()
-        for layer, block in enumerate(self.stack.layers):
-            x = self._block(layer, block, context.layers[layer], cache, x)
+    def compute(
+        self, x: Float[Tensor, "B T W"], context: Context, cache: Cache, layers: range
+    ) -> Float[Tensor, "B T D"]:
+        """Return the residual stream after some layers, the first of which reads the embedding. x is overwritten."""
+        self.sizes, self.layers = (x.shape[0], x.shape[1]), layers
+        self._copy_weights(layers.start)
+        if self.adds_positions and not layers.start:
+            x = self.stack.add_positions(x, context().positions)
+        x, blocks = x.flatten(0, 1).contiguous(), self.stack.layers
+        for layer in layers:
+            x = self._block(layer, blocks[layer], context, cache, x)
         return x.unflatten(0, self.sizes)
 
-    def _block(self, layer: int, block: Any, context: AttentionContext, cache: Cache, x: Tensor) -> Tensor:
+    def _block(self, layer: int, block: Any, context: Context, cache: Cache, x: Tensor) -> Tensor:
         """Return the stream after a block, with the norms where its placement has them."""
         norm = self._norm
 
@@ -214,20 +229,20 @@ class PromptReader:
         Launch("prompt", kernel, macros, given, -(-threads // (32 * launches.WARPS))).run()
 
     def _attend(
-        self, layer: int, block: Block, h: Tensor, context: AttentionContext, cache: Cache, into: Tensor | None
+        self, layer: int, block: Block, h: Tensor, context: Context, cache: Cache, into: Tensor | None
     ) -> Tensor:
         module: Any = block.attention
         if not self.attends[layer]:
-            return self._add(module(h.unflatten(0, self.sizes), context).flatten(0, 1), into)
-        projected = self._project(layer, module, h)
+            return self._add(module(h.unflatten(0, self.sizes), context().layers[layer]).flatten(0, 1), into)
+        projected, own = self._project(layer, module, h), context().layers[layer]
         if module.q_norm is not None and module.norms_all:
             projected = [module.q_norm(projected[0]), module.k_norm(projected[1]), projected[2]]
-        heads, keys, values = self._prepare(projected, module, context, cache)
+        heads, keys, values = self._prepare(projected, module, own, cache)
         if module.softcap is not None or module.sinks is not None:
-            return self._add(module.attend(heads, keys, values, context, NO_TAP).flatten(0, 1), into)
-        mask = None if context.mask is None else context.mask[..., -keys.shape[2] :]
+            return self._add(module.attend(heads, keys, values, own, NO_TAP).flatten(0, 1), into)
+        mask = None if own.mask is None else own.mask[..., -keys.shape[2] :]
         mixed = module.kernel(
-            heads, keys, values, attn_mask=mask, is_causal=context.is_causal, scale=module.scale,
+            heads, keys, values, attn_mask=mask, is_causal=own.is_causal, scale=module.scale,
             enable_gqa=module.n_heads != module.n_kv_heads,
         )  # fmt: skip
         return self._finish(mixed.transpose(1, 2).reshape(len(h), -1), module.o, into)
@@ -253,7 +268,7 @@ class PromptReader:
 
     def _copy_weights(self, layer: int) -> None:
         """Copy the weights of a layer's projections into one matrix, while other parts of the prompt are computed."""
-        if not self.joint or layer == len(self.stack.layers):
+        if not self.joint or layer not in self.layers:
             return
         module: Any = self.stack.layers[layer].attention
         with self._aside(0):  # after the matmul that has read what is overwritten
@@ -331,8 +346,8 @@ class PromptReader:
         shape = (len(stores), batch, self.config.n_kv_heads, stores[0].capacity)
         widths = (self.config.d_head, self.config.d_value)
         keys, values = (torch.empty(*shape, n, dtype=self.dtype, device=cache.device) for n in widths)
-        keys[..., cache.length :, :] = 0.0
-        values[..., cache.length :, :] = 0.0
+        for held in (keys, values) if cache.length < stores[0].capacity else ():
+            held[..., cache.length :, :] = 0.0
         for store, k, v in zip(stores, keys.unbind(), values.unbind(), strict=True):
             store.k, store.v = k, v
         return keys, values
