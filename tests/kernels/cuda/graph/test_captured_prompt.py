@@ -122,10 +122,65 @@ def test_keys_and_values_on_streams_of_their_own(monkeypatch):
 
 
 def test_weights_are_copied_while_the_layer_before_is_computed(monkeypatch, joined):
-    """The first copy while tokens are embedded; each one after the matmul that read what it overwrites."""
+    """Each copy is after the matmul that read what it overwrites; the first two graphs begin with one."""
     copied = [("keys", "waits for main"), *[("keys", "copies weights")] * 2]  # the biases, too
     matmul = [("main", "normalize"), ("main", "waits for keys"), ("main", "all three")]
-    assert launched(monkeypatch, 2) == [*copied, *matmul, *copied, *REST, *matmul, *REST]
+    second = [*copied, *matmul, *copied, *REST]
+    assert launched(monkeypatch, 3) == [*copied, *matmul, *REST, *second, *matmul, *REST]
+
+
+class Graph:
+    """In place of a CUDA graph: it notes where its capture begins and ends."""
+
+    def __init__(self):
+        Graph.made.append(self)
+
+    def capture_begin(self, pool, capture_error_mode):
+        Stream.noted.append((Stream.now.name, f"graph {Graph.made.index(self)} with pool {pool}"))
+
+    def capture_end(self):
+        Stream.noted.append((Stream.now.name, "end"))
+
+    def pool(self):
+        return Graph.made.index(self)
+
+    def replay(self):
+        Stream.noted.append((Stream.now.name, f"replays {Graph.made.index(self)}"))
+
+
+def test_the_first_layer_is_a_graph_of_its_own(monkeypatch):
+    """The launch of the rest takes longer, and the first layer is computed meanwhile. Both use the same memory, and all
+    streams are joined at the end of each: otherwise CUDA refuses to end the capture.
+    """
+    Graph.made = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    half = models(config(n_layers=3), torch.float16)[1]
+    reader = reader_of(half)
+    reader.streams = [Stream(name) for name in ("whole", "keys", "values")]
+    Stream.now, Stream.noted = Stream("main"), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream.now)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream.computes())
+    ids = torch.randint(0, V, (1, T), generator=torch.Generator().manual_seed(8))
+    wanted = read(half, ids, reader=reader)[0]
+    ((_, captured),) = reader.prompts.items()
+    Stream.noted.clear()
+    with torch.no_grad():
+        captured._capture(reader)
+    layer = ["keys waits for whole", "values waits for whole", "whole waits for keys", "whole waits for values"]
+    assert [f"{stream} {what}" for stream, what in Stream.noted] == [
+        "whole waits for main",
+        "whole graph 0 with pool None", *layer, "whole end",
+        "whole graph 1 with pool 0", *layer, *layer, "whole end",
+        "main waits for whole",
+    ]  # fmt: skip
+    Stream.noted.clear()
+    assert torch.equal(read(half, ids, reader=reader)[0], wanted)
+    assert Stream.noted == [("main", "replays 0"), ("main", "replays 1")]
+
+
+def test_a_model_of_one_layer_is_one_graph():
+    reader = reader_of(models(config(n_layers=1), torch.float16)[1])
+    assert captured_prompt.CapturedPrompt(reader, 1, 64).parts == [range(1)]
 
 
 def test_one_matmul_for_queries_keys_and_values(joined):

@@ -1,4 +1,8 @@
-"""A prompt captured as a CUDA graph: its buffers, its padding, and the GPU memory that captured prompts share."""
+"""A prompt captured as CUDA graphs: its buffers, its padding, and the GPU memory that captured prompts share.
+
+There are two graphs, the first layer and the rest. The more a graph holds, the longer its launch takes: while the first
+layer is computed, the rest is launched.
+"""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -18,8 +22,8 @@ class CapturedPrompt:
     """Prompts of one padded length: buffers, and from the second prompt on CUDA graphs that fill them."""
 
     def __init__(self, reader: "PromptReader", batch: int, length: int):
-        device = reader.embed.tokens.weight.device
-        self.parts = [range(len(reader.attends))]
+        device, layers = reader.embed.tokens.weight.device, len(reader.attends)
+        self.parts = [part for part in (range(1), range(1, layers)) if part]
         """The layers of each graph."""
         self.tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.cache = build_cache(reader.stack.windows, "static", device, length)
