@@ -388,3 +388,8 @@ def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> ModuleType | No
 def adamw_kernel(optimizer: adamw.AdamW) -> ModuleType | None:
     """Return the module with AdamW's step in one pass, or None for torch's operator."""
     return adamw if adamw.supports_call(optimizer) else None
+
+
+def norm_kernel(gradients: list[Tensor]) -> Any:
+    """Return the module with the norm of all gradients in few launches, or None for torch's operators."""
+    return adamw if adamw.supports_norm(gradients) else None

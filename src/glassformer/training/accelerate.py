@@ -101,7 +101,7 @@ def needs_no_compiler(config: ModelConfig, **request: Any) -> bool:
 def renew_copies(parameters: list[torch.nn.Parameter]) -> None:
     """Renew the copies of weights that kernels keep in another dtype."""
     if kernels is not None:
-        kernels.adamw.renew_copies(parameters)
+        kernels.adamw.copies.renew(parameters)
 
 
 def fill_tables(model: Model, context: int, device: torch.device) -> None:
@@ -149,3 +149,8 @@ def adamw_kernel(optimizer: Any) -> types.ModuleType | None:
         return None
     found: types.ModuleType | None = kernels.adamw_kernel(optimizer)
     return found
+
+
+def norm_kernel(gradients: list[Tensor]) -> Any:
+    """Return the module with a faster norm of all gradients, or None."""
+    return None if kernels is None else kernels.norm_kernel(gradients)

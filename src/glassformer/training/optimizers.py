@@ -249,6 +249,8 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """
     clear_held_rows(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if (kernel := accelerate.norm_kernel(gradients)) is not None:
+        return kernel.norm(gradients)
     if any(gradient.dtype is torch.bfloat16 for gradient in gradients):  # their norms in float32
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
     return torch.nn.utils.get_total_norm(gradients)

@@ -256,6 +256,7 @@ def main() -> int:
     findings = []
     checks = (
         cuda_kernels.causal_attention_equals_its_definition,
+        cuda_kernels.gelu_of_cublaslt_equals_its_definition,
         compiled_loss_has_the_plain_gradient,
         captured_step_equals_eager,
         fused_blocks_learn_as_the_engine,

@@ -124,3 +124,28 @@ def causal_attention_equals_its_definition() -> Iterator[Finding]:
             apart, peers = (float((t.cpu() - b).norm() / b.norm()) for t in (a, there))
             yield Finding.judge(f"{name}: d{which}", apart, 2**-7, f"against float64; cuDNN {peers:.1e}")
         yield Finding.judge(f"{name}: repeated", float((found != again).sum()), 0, "differing elements")
+
+
+def gelu_of_cublaslt_equals_its_definition() -> Iterator[Finding]:
+    """Compare a linear layer with GELU, and the gradient through GELU, with float64."""
+    from glassformer.kernels.toolchain import cublaslt
+
+    if not cublaslt.is_available():
+        return
+    generator = torch.Generator("cuda").manual_seed(0)
+    for M, D, F in ((256, 64, 192), (1000, 1024, 4096)):
+        x, weight, bias, d_out, down = (
+            torch.randn(*shape, generator=generator, device="cuda").mul(scale).bfloat16()
+            for shape, scale in (((M, D), 1.0), ((F, D), D**-0.5), ((F,), 1.0), ((M, D), 1.0), ((D, F), D**-0.5))
+        )
+        for given in (bias, None):
+            out, inner = cublaslt.gelu_linear(x, weight, given)
+            y = x.double() @ weight.double().T + (0 if given is None else given.double())
+            wanted = torch.nn.functional.gelu(y, approximate="tanh")
+            worst = max(_apart(out, wanted.cpu())[0], _apart(inner, y.cpu())[0])
+            yield Finding.judge(f"GELU of cuBLASLt, {M} x {D}: forward", worst, 2**-8, "relative, against float64")
+        y = inner.double().requires_grad_()
+        torch.nn.functional.gelu(y, approximate="tanh").backward(d_out.double() @ down.double())
+        assert y.grad is not None
+        worst = _apart(cublaslt.gelu_backward(d_out, down, inner), y.grad.cpu())[0]
+        yield Finding.judge(f"GELU of cuBLASLt, {M} x {D}: gradient", worst, 2**-8, "relative, against float64")

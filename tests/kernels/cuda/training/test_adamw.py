@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.kernels.cuda.training import adamw
+from glassformer.kernels.cuda.training import adamw, copies
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.training import accelerate
 from glassformer.training.optimizers import AdamW, Optimizer
@@ -20,7 +20,7 @@ SHAPES = [(3,), (8,), (130, 65), (2048,), (2, 2048, 3), (1,)]
 
 @functools.cache
 def library(text, folder):
-    return built(text, "adamw", folder, Path(__file__).parent)
+    return built(text, "adamw", folder, Path(__file__).parent, "squares")
 
 
 @pytest.fixture
@@ -28,14 +28,15 @@ def _emulated(monkeypatch, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
 
     class Emulated:
-        def __init__(self, text):
+        def __init__(self, text, name):
             self.library = library(text, folder)
+            self.run = self.library.run if name == "adamw" else self.library.run_squares
 
         def launch(self, given, blocks, threads):
             assert self.library.size() == ctypes.sizeof(given)
-            self.library.run(ctypes.byref(given), blocks, threads)
+            self.run(ctypes.byref(given), blocks, threads)
 
-    monkeypatch.setattr(nvrtc, "kernel", lambda text, name, device: Emulated(text))
+    monkeypatch.setattr(nvrtc, "kernel", lambda text, name, device: Emulated(text, name))
 
 
 def groups(shapes):
@@ -170,10 +171,55 @@ def test_gradients_and_state_of_the_wrong_layout_are_left_to_torch(monkeypatch):
 
 @needs_compiler
 @pytest.mark.usefixtures("_emulated")
+def test_copies_of_parameters_that_are_read_together_are_parts_of_one_matrix():
+    one = optimizer([(3, 4), (8,), (5, 4), (8,), (2, 4)])
+    first, second, third = one.param_groups[0]["params"]
+    wanted = torch.cat([first, second, third]).bfloat16()
+    assert torch.equal(copies.in_bfloat16(first, second, third), wanted)
+    assert not hasattr(first, copies.COPY)
+    give(one, 0)
+    adamw.step(one, None, None)
+    whole = copies.in_bfloat16(first, second, third)
+    assert torch.equal(whole, torch.cat([first, second, third]).bfloat16())
+    assert whole.data_ptr() == getattr(first, copies.COPY).data_ptr()
+    assert not torch.equal(whole, wanted)
+    for others in ((second, first, third), (first, second), (second, third), (first, second, third, first)):
+        assert torch.equal(copies.in_bfloat16(*others), torch.cat(others).bfloat16())
+    changed = whole.clone()
+    with torch.no_grad():
+        second.mul_(2)
+    assert torch.equal(copies.in_bfloat16(first, second, third)[3:8], 2 * changed[3:8])  # not captured: renewed
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("shapes", [[(1,)], [(3,), (130, 65), (2048,), (5, 16384 + 9)], [(7,)] * 70])
+def test_norms(shapes):
+    draw = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(shape, generator=draw) for shape in shapes]
+    gradients[::2] = [t.bfloat16() for t in gradients[::2]]
+    exact = float(sum(t.double().square().sum() for t in gradients) ** 0.5)
+    assert abs(float(adamw.norm(gradients)) - exact) < 1e-6 * exact
+    gradients[-1].flatten()[-1] = float("inf")
+    assert not torch.isfinite(adamw.norm(gradients))
+
+
+def test_norms_of_the_wrong_layout_are_left_to_torch(monkeypatch):
+    assert not adamw.supports_norm([torch.ones(3)])  # on a CPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(nvrtc, "is_available", lambda: True)
+    assert adamw.supports_norm([torch.ones(3), torch.ones(2, 2).bfloat16()])
+    assert not adamw.supports_norm([])
+    for wrong in (torch.ones(3, 2).T, torch.ones(3).half(), torch.ones(9)[1:]):
+        assert not adamw.supports_norm([torch.ones(3), wrong])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_emulated")
 def test_copies_and_gradients_in_bfloat16():
     plain, fast = optimizer(), optimizer()
     for p in parameters(fast)[::2]:
-        assert torch.equal(adamw.matmul_weight(p), p.bfloat16())  # which asks for a copy
+        assert torch.equal(copies.in_bfloat16(p), p.bfloat16())  # which asks for a copy
     for step in range(3):
         for one in (plain, fast):
             give(one, step)
@@ -186,14 +232,14 @@ def test_copies_and_gradients_in_bfloat16():
             adamw.step(one, None, torch.tensor(0.5))
         for number, (a, b) in enumerate(zip(parameters(plain), parameters(fast), strict=True)):
             assert torch.equal(a, b)
-            assert hasattr(b, adamw.COPY) == (number % 2 == 0)
+            assert hasattr(b, copies.COPY) == (number % 2 == 0)
             assert number % 2 or torch.equal(b.bfloat16_copy, b.bfloat16())
         for p in parameters(fast):
             p.grad, p.grad_dtype = None, torch.float32
-    changed = parameters(fast)[0]
+    changed = parameters(fast)[2]
     with torch.no_grad():
         changed.add_(1)
-    adamw.renew_copies(parameters(fast))
+    copies.renew(parameters(fast))
     assert torch.equal(changed.bfloat16_copy, changed.bfloat16())
-    adamw.matmul_weight(changed)
+    copies.in_bfloat16(changed)
     assert changed.grad_dtype is torch.bfloat16

@@ -96,16 +96,23 @@ def test_column_sums(shapes):
 @pytest.mark.parametrize("pairing", ["halves", "interleaved"])
 @pytest.mark.parametrize(("width", "rotated", "own"), [(64, 64, False), (24, 16, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotations(pairing, width, rotated, own, dtype):
+@pytest.mark.parametrize("in_place", [True, False])
+def test_rotations(pairing, width, rotated, own, dtype, in_place):
+    """The first three of five heads of a token."""
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 5, 3, width, generator=draw).bfloat16()
+    x = torch.randn(2, 5, 5 * width, generator=draw).bfloat16()
     angles = torch.randn(2 if own else 1, 5, rotated // 2, generator=draw)
-    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
-    rotation = Rotation(cosines[:, None].double(), sines[:, None].double(), pairing)
-    wanted = apply_rotation(x.double().transpose(1, 2), rotation).transpose(1, 2)
-    found = between.rotate(x, cosines, sines, pairing == "halves", 1.0)
-    assert near(found, wanted)
-    assert near(between.rotate(found, cosines, sines, pairing == "halves", -1.0), x.double(), 2**-6)
+    waves = angles.cos().to(dtype), angles.sin().to(dtype)
+    rotation = Rotation(*(wave[:, None].double() for wave in waves), pairing)
+    heads = x.double().unflatten(2, (5, width))
+    wanted = torch.cat([apply_rotation(heads[:, :, :3].transpose(1, 2), rotation).transpose(1, 2), heads[:, :, 3:]], 2)
+    given, found = x.clone(), x.clone()
+    between.rotate(found if in_place else given, found, 3, width, waves, pairing == "halves", 1.0)
+    assert torch.equal(given, x)
+    assert near(found, wanted.flatten(2))
+    assert torch.equal(found[..., 3 * width :], x[..., 3 * width :])
+    between.rotate(found, found, 3, width, waves, pairing == "halves", -1.0)
+    assert near(found, x.double(), 2**-6)
 
 
 WIDTHS = [(8, True), (256, True), (24, False), (260, False), (264, True), (8200, False)]

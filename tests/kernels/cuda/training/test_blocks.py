@@ -7,8 +7,7 @@ import torch
 
 from glassformer import config as c
 from glassformer.kernels import training
-from glassformer.kernels.cuda.training import blocks, trial
-from glassformer.kernels.cuda.training.adamw import COPY, WANTED
+from glassformer.kernels.cuda.training import blocks, copies, trial
 from glassformer.kernels.replacement import replace_modules
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.kernels.training import FUSED_BLOCKS, TRAINING_KERNELS, TrainingRequest
@@ -160,9 +159,8 @@ class EmulatedAdamW:
         for group in member.param_groups:
             updated = [p for p in group["params"] if p.grad is not None]
             _fused(updated, [member.state_of(p, group) for p in updated], group, found_inf, shrink)
-            for p in updated:
-                if getattr(p, WANTED, False):
-                    setattr(p, COPY, p.detach().bfloat16())
+            copies.make(updated)
+            copies.renew(updated)
 
 
 def test_what_it_supports():

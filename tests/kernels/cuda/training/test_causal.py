@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassformer import config as c
-from glassformer.kernels.cuda.training import causal
+from glassformer.kernels.cuda.training import causal, projections
 from glassformer.kernels.replacement import replace_modules
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.training.objective import Batch, summed_loss
@@ -89,12 +89,14 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("kernels")
 
 
-def run(given, d_out, heads, scale, folder, blocks, parts=1):
+def run(given, d_out, heads, scale, folder, blocks, parts=1, parts_of_rows=False):
     """The kernels, as the operator launches them; the last heads in parts, one for each block."""
     out, logs = causal.forward(given, heads, scale)
     B, T, _ = out.shape
     nothing = float("nan")
     d = torch.full((3, *out.shape), nothing, dtype=out.dtype)
+    if parts_of_rows:
+        d = torch.full((B, T, 3, out.shape[2]), nothing, dtype=out.dtype).movedim(2, 0)
     bits, means = torch.full((2, B * heads, T), nothing)
     whole = B * heads - (blocks // parts if parts > 1 else 0)
     split = B * heads - whole
@@ -137,7 +139,7 @@ def run(given, d_out, heads, scale, folder, blocks, parts=1):
 def test_the_kernels_are_the_definition(batch, time, heads, blocks, sliced, parts, folder):
     given = numbers(batch, time, heads, causal.WIDTH, sliced)
     d_out = torch.randn(batch, time, heads * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
-    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks, parts))
+    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks, parts, parts_of_rows=sliced))
     # p and ds are rounded to 8 bits before they are multiplied, and so is the result: 2^-9 root mean square each
     parts = zip(found, wanted, strict=True)
     for a, b in parts:
@@ -154,6 +156,28 @@ def test_the_kernels_read_shared_keys(folder):
     found, wanted = run(given, d_out, 4, 0.2, folder, 3)
     for a, b in zip(found.double(), wanted.double(), strict=True):
         assert (a - b).norm() < 2**-7 * b.norm()
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+def test_gradients_next_to_each_other(shared, monkeypatch):
+    """As parts of one tensor they are those of the operator; gradients of shared keys and values are added."""
+    q, k, v = numbers(2, 9, 6, 5, True, torch.float64)
+    given = [q, k[..., : 30 // shared], v[..., : 30 // shared]]
+    out, logs = causal.forward(given, 6, 0.3)
+    d_out = torch.randn(2, 9, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def write(places, *of):
+        for place, values in zip(places, causal.backward(*of), strict=True):
+            place.copy_(values)
+
+    monkeypatch.setattr(causal, "_backward_into", write)
+    found = causal._side_by_side(given, out, logs, d_out, 6, 0.3)
+    wanted = causal._shared(causal.backward(given, out, logs, d_out, 6, 0.3), given, 6)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12)
+    whole = projections.side_by_side(found)
+    assert whole.data_ptr() == found[0].data_ptr()  # no copy
+    assert torch.equal(whole, torch.cat(found, -1))
 
 
 @pytest.mark.sample(1)

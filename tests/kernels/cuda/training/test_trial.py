@@ -8,7 +8,7 @@ import torch
 
 from glassformer import config as c
 from glassformer.config import presets
-from glassformer.kernels.cuda.training import between, blocks, trial
+from glassformer.kernels.cuda.training import between, copies, projections, trial
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.training.emulated_between import emulate
 
@@ -68,8 +68,9 @@ def test_kernels_that_are_wrong_for_a_narrow_stream_only_are_found(monkeypatch):
 @pytest.mark.usefixtures("_emulated")
 def test_wrong_copies_are_found(monkeypatch):
     """Copies are read the second time only."""
-    right = blocks.matmul_weight
-    monkeypatch.setattr(blocks, "matmul_weight", lambda w: right(w) * (1.2 if hasattr(w, trial.COPY) else 1))
+    right = projections.in_bfloat16
+    wrong = lambda *given: right(*given) * (1.2 if hasattr(given[0], copies.COPY) else 1)  # noqa: E731
+    monkeypatch.setattr(projections, "in_bfloat16", wrong)
     assert trial.failure(trial._small(LLAMA), CPU).startswith(
         "the kernels with copies of weights, residual stream in torch.float32: "
     )

@@ -1,25 +1,26 @@
-"""A step of AdamW over all tensors of a group as one pass in CUDA C++ (adamw.cu).
+"""A step of AdamW over all tensors of a group as one pass in CUDA C++ (adamw.cu), and the norm of all gradients.
 
 torch's fused AdamW also writes the clipped gradient back. The state is that of torch (`step`, `exp_avg`, `exp_avg_sq`),
-so checkpoints do not depend on which of them ran.
+so checkpoints do not depend on which of them ran. The step writes the copies of parameters in bfloat16 (`copies`), and
+gradients may be bfloat16, as matmuls write them.
 
-A weight that matmuls read in bfloat16 (`blocks`) has a copy in it, which the step writes together with the weight: a
-captured step casts nothing. Its gradient may be bfloat16, as matmuls write it.
+torch computes the norm of each gradient with a launch of its own, hundreds in a step. Here there are a few for all.
 """
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from glassformer.kernels.cuda.training import copies
 from glassformer.kernels.toolchain import nvrtc
 
-MOST, THREADS, EACH = 64, 256, 8
-"""As in adamw.cu: most tensors of a launch, threads of a block, numbers of a thread."""
+MOST, THREADS, EACH, SQUARED = 64, 256, 8, 64
+"""As in adamw.cu: most tensors of a launch, threads of a block, numbers of a thread in a step and in a norm."""
 ALIGNED = 16
 """Bytes: a thread reads four numbers at once."""
 
@@ -33,34 +34,10 @@ class Arguments(ctypes.Structure):
         ("narrow", ctypes.c_uint64),
         ("first", ctypes.c_int32 * MOST),
         ("tensors", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("rate", "scale", "failed")),
+        *((name, ctypes.c_void_p) for name in ("rate", "scale", "failed", "parts")),
         *((name, ctypes.c_float) for name in ("decay", "taken1", "beta2", "taken2", "epsilon")),
         *((name, ctypes.c_double) for name in ("log_beta1", "log_beta2")),
     ]
-
-
-WANTED, COPY = "wants_bfloat16_copy", "bfloat16_copy"
-"""Attributes of a parameter: True if matmuls read it in bfloat16; its copy, once an optimizer keeps that up to date."""
-
-
-def matmul_weight(weight: Tensor) -> Tensor:
-    """Return a weight in bfloat16: its copy, where there is one. Steps that are not captured renew the copy."""
-    copy: Tensor | None = getattr(weight, COPY, None)
-    if copy is None:
-        setattr(weight, WANTED, True)
-        return weight.to(torch.bfloat16)
-    if not (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
-        copy.copy_(weight.detach())
-        if weight.grad is None and hasattr(weight, "grad_dtype"):  # torch 2.10 and later
-            weight.grad_dtype = torch.bfloat16
-    return copy
-
-
-def renew_copies(parameters: list[torch.nn.Parameter]) -> None:
-    """Make every copy equal to its weight, after something else than a step has changed weights."""
-    for parameter in parameters:
-        if hasattr(parameter, COPY):
-            getattr(parameter, COPY).copy_(parameter.detach())
 
 
 class AdamW(Protocol):
@@ -111,9 +88,7 @@ def step(optimizer: AdamW, failed: Tensor | None, shrink: Tensor | None) -> None
     """
     for group in optimizer.param_groups:
         updated = [p for p in group["params"] if p.grad is not None]
-        for p in updated:
-            if getattr(p, WANTED, False) and not hasattr(p, COPY):
-                setattr(p, COPY, p.to(torch.bfloat16))
+        copies.make(updated)
         states = [_state(optimizer, p, group) for p in updated]
         counts = [count for *_, count in states]
         if counts:
@@ -131,31 +106,58 @@ def _launch(
     failed: Tensor | None,
     shrink: Tensor | None,
 ) -> None:
-    blocks = [-(-p.numel() // (THREADS * EACH)) for p in parameters]
-    copies = [getattr(p, COPY, None) for p in parameters]
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    written = [getattr(p, copies.COPY, None) for p in parameters]
     beta1, beta2 = group["betas"]
+    given, blocks = _arguments([p.grad for p in parameters if p.grad is not None], EACH)
+    fields = {
+        "parameter": nvrtc.addresses(parameters, MOST),
+        "copy": (ctypes.c_void_p * MOST)(*(None if copy is None else copy.data_ptr() for copy in written)),
+        "mean": nvrtc.addresses([mean for mean, _, _ in states], MOST),
+        "square": nvrtc.addresses([square for _, square, _ in states], MOST),
+        "step": nvrtc.addresses([count for *_, count in states], MOST),
+        "rate": nvrtc.address(group["lr"]), "scale": nvrtc.address(shrink), "failed": nvrtc.address(failed),
+        "decay": group["weight_decay"], "taken1": 1 - beta1, "beta2": beta2, "taken2": 1 - beta2,
+        "epsilon": group["eps"],
+        "log_beta1": math.log(beta1) if beta1 else -math.inf,
+        "log_beta2": math.log(beta2) if beta2 else -math.inf,
+    }  # fmt: skip
+    for name, value in fields.items():
+        setattr(given, name, value)
+    _kernel("adamw", parameters[0].device).launch(given, blocks, THREADS)
+
+
+def _arguments(gradients: Sequence[Tensor], each: int) -> tuple[Arguments, int]:
+    """Return the arguments struct of a launch with its gradients, and the number of blocks of `each` per thread."""
+    blocks = [-(-t.numel() // (THREADS * each)) for t in gradients]
     given = Arguments(
-        parameter=nvrtc.addresses(parameters, MOST),
         gradient=nvrtc.addresses(gradients, MOST),
-        copy=(ctypes.c_void_p * MOST)(*(None if copy is None else copy.data_ptr() for copy in copies)),
-        narrow=sum(1 << n for n, gradient in enumerate(gradients) if gradient.dtype is torch.bfloat16),
-        mean=nvrtc.addresses([mean for mean, _, _ in states], MOST),
-        square=nvrtc.addresses([square for _, square, _ in states], MOST),
-        step=nvrtc.addresses([count for *_, count in states], MOST),
-        numbers=(ctypes.c_int64 * MOST)(*(p.numel() for p in parameters)),
+        narrow=sum(1 << n for n, t in enumerate(gradients) if t.dtype is torch.bfloat16),
+        numbers=(ctypes.c_int64 * MOST)(*(t.numel() for t in gradients)),
         first=(ctypes.c_int32 * MOST)(*(sum(blocks[:n]) for n in range(len(blocks)))),
-        tensors=len(parameters),
-        rate=nvrtc.address(group["lr"]),
-        scale=nvrtc.address(shrink),
-        failed=nvrtc.address(failed),
-        decay=group["weight_decay"],
-        taken1=1 - beta1,
-        beta2=beta2,
-        taken2=1 - beta2,
-        epsilon=group["eps"],
-        log_beta1=math.log(beta1) if beta1 else -math.inf,
-        log_beta2=math.log(beta2) if beta2 else -math.inf,
+        tensors=len(gradients),
     )
+    return given, sum(blocks)
+
+
+def _kernel(name: str, device: torch.device) -> Any:
     text = nvrtc.source(Path(__file__).parent, ("adamw.cu",), {"MOST": MOST})
-    nvrtc.kernel(text, "adamw", parameters[0].device.index or 0).launch(given, sum(blocks), THREADS)
+    return nvrtc.kernel(text, name, device.index or 0)
+
+
+def supports_norm(gradients: Sequence[Tensor]) -> bool:
+    """Return whether `norm` supports these gradients: unsharded float32 or bfloat16 on a GPU."""
+    on_gpu = bool(gradients) and all(t.is_cuda for t in gradients)
+    return on_gpu and nvrtc.is_available() and all(_plain(t) or _narrow(t) for t in gradients)
+
+
+@torch.no_grad()
+def norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the Euclidean norm of all gradients together, summed in a fixed order."""
+    launches = [_arguments(gradients[at : at + MOST], SQUARED) for at in range(0, len(gradients), MOST)]
+    parts = torch.empty(sum(blocks for _, blocks in launches), device=gradients[0].device)
+    kernel, first = _kernel("squares", parts.device), 0
+    for given, blocks in launches:
+        given.parts = parts.data_ptr() + first * parts.element_size()
+        kernel.launch(given, blocks, THREADS)
+        first += blocks
+    return parts.sum().sqrt()

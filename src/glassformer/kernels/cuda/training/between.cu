@@ -25,7 +25,8 @@ struct Arguments {
     const u16 *gate, *up;         // input of the activation, and the factor next to it
     u16 *d_gate, *d_up;
     const void *cosines, *sines;  // (tokens, ROTATED / 2), or for each sequence its own
-    long long count;              // rows; groups of eight numbers where a kernel does not divide its work by rows
+    long long count;              // rows; groups of eight numbers (or pairs) where a kernel does not divide its work by rows
+    long long row_step;           // numbers from one token to the next, of heads that are rotated
     float eps, offset, sign;      // `offset` is added to the weight; the sign of the sines
     int columns;                  // of a matrix whose columns are summed
     int tokens, heads, own_waves; // of a sequence; of a token; 1 if sequences have their own cosines and sines
@@ -370,35 +371,25 @@ __device__ inline void load_waves(float* x, const void* at, long long i) {
 #endif
 }
 
-// Pair (x, y) of a head becomes (x cos - sign y sin, y cos + sign x sin); with sign -1 it is rotated back. Heads are (B,T,heads,WIDTH).
+// Pair (x, y) of a head becomes (x cos - sign y sin, y cos + sign x sin); with sign -1 it is rotated back. A thread has eight
+// pairs. Of each token, `row_step` numbers apart, the first `heads` heads of WIDTH numbers are rotated; `out` may be `stream`.
 extern "C" __global__ void __launch_bounds__(THREADS) rotate(const Arguments a) {
     const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (i >= a.count) return;
-    const int first = (int)(i % (WIDTH / 8)) * 8;
-    const long long token = i / (WIDTH / 8) / a.heads, wave = (a.own_waves ? token : token % a.tokens) * (ROTATED / 2);
-    const u16* x = (const u16*)a.stream + 8 * i;
-    float mine[8];
-    load8(mine, x);
-    if (first < ROTATED) {
-        float cosine[8], sine[8], other[8];
-#if HALVES
-        const bool is_first = first < ROTATED / 2;
-        load8(other, is_first ? x + ROTATED / 2 : x - ROTATED / 2);
-        load_waves(cosine, a.cosines, wave + first % (ROTATED / 2)), load_waves(sine, a.sines, wave + first % (ROTATED / 2));
+    const int pair = (int)(i % (ROTATED / 16)) * 8;
+    const long long head = i / (ROTATED / 16), token = head / a.heads;
+    const long long wave = (a.own_waves ? token : token % a.tokens) * (ROTATED / 2) + pair;
+    const long long first = token * a.row_step + head % a.heads * WIDTH + (HALVES ? pair : 2 * pair);
+    const long long second = first + (HALVES ? ROTATED / 2 : 8);
+    float x[16], y[16], cosine[8], sine[8];  // without HALVES, partners are neighbours
+    load8(x, (const u16*)a.stream + first), load8(x + 8, (const u16*)a.stream + second);
+    load_waves(cosine, a.cosines, wave), load_waves(sine, a.sines, wave);
 #pragma unroll
-        for (int j = 0; j < 8; j++) mine[j] = mine[j] * cosine[j] + (is_first ? -other[j] : other[j]) * a.sign * sine[j];
-#else
-        // four pairs: their waves are half of an aligned group of eight
-        load_waves(cosine, a.cosines, wave + first / 16 * 8), load_waves(sine, a.sines, wave + first / 16 * 8);
-#pragma unroll
-        for (int j = 0; j < 8; j++) other[j] = mine[j ^ 1];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float c = first % 16 ? cosine[4 + j / 2] : cosine[j / 2], s = first % 16 ? sine[4 + j / 2] : sine[j / 2];
-            mine[j] = mine[j] * c + (j % 2 ? other[j] : -other[j]) * a.sign * s;
-        }
-#endif
+    for (int j = 0; j < 8; j++) {
+        const int one = HALVES ? j : 2 * j, other = HALVES ? j + 8 : 2 * j + 1;
+        y[one] = x[one] * cosine[j] - x[other] * a.sign * sine[j];
+        y[other] = x[other] * cosine[j] + x[one] * a.sign * sine[j];
     }
-    store8(a.out + 8 * i, mine);
+    store8(a.out + first, y), store8(a.out + second, y + 8);
 }
 #endif

@@ -5,6 +5,7 @@ gradients; `blocks` makes autograd functions of them.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ THREADS, EACH = 256, 8
 """As in between.cu: threads of a block of elementwise kernels, and numbers of a thread."""
 WIDEST, NARROW = 8192, 256
 """Widest row of a norm: a block has at most 1,024 threads. Rows up to `NARROW` share a block."""
-BUSY = 512
-"""Threads of a multiprocessor that compute norms. Each requests its next row before it computes this one; more blocks
-would leave more shares of the gradients of weights to add."""
+BUSY, BUSY_BACKWARD = 768, 512
+"""Threads of a multiprocessor that compute norms, or their gradients. Each requests its next row before it computes
+this one; more blocks of the backward pass would leave more shares of the gradients of weights to add."""
 
 
 class Arguments(ctypes.Structure):
@@ -32,7 +33,7 @@ class Arguments(ctypes.Structure):
             "stream", "d_sum", "sum", "d_stream", "branch", "d_out", "weight", "bias", "branch_bias", "statistics",
             "parts", "out", "d_branch", "gate", "up", "d_gate", "d_up", "cosines", "sines",
         )),
-        ("count", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("count", "row_step")),
         *((name, ctypes.c_float) for name in ("eps", "offset", "sign")),
         *((name, ctypes.c_int) for name in ("columns", "tokens", "heads", "own_waves")),
     ]  # fmt: skip
@@ -75,12 +76,12 @@ def unsupported_width(width: int, normed: bool = True) -> str | None:
     return None
 
 
-def _shape(width: int, rows: int, device: torch.device) -> tuple[int, int, int]:
+def _shape(width: int, rows: int, device: torch.device, busy: int) -> tuple[int, int, int]:
     """Return (blocks, threads of a block, rows that a block computes at a time)."""
     lanes = width // EACH
     at_once = THREADS // lanes if width <= NARROW else 1
     threads = -(-lanes * at_once // 32) * 32
-    most = _multiprocessors(device) * max(1, BUSY // threads)
+    most = _multiprocessors(device) * max(1, busy // threads)
     return min(most, -(-rows // at_once)), threads, at_once
 
 
@@ -102,7 +103,7 @@ def norm_forward(
     out = torch.empty(stream.shape, dtype=torch.bfloat16, device=stream.device)
     total = stream if branch is None else torch.empty_like(stream)
     statistics = torch.empty(rows, 2, device=stream.device)
-    blocks, threads, _ = _shape(width, rows, stream.device)
+    blocks, threads, _ = _shape(width, rows, stream.device, BUSY)
     macros = _macros(stream, width, norm, branch is not None, branch_bias is not None)
     launch(
         "norm_forward", blocks, threads, macros,
@@ -128,7 +129,7 @@ def norm_backward(
     """
     width = stream.shape[-1]
     rows = stream.numel() // width
-    blocks, threads, at_once = _shape(width, rows, stream.device)
+    blocks, threads, at_once = _shape(width, rows, stream.device, BUSY_BACKWARD)
     d_stream = torch.empty_like(stream)
     d_branch = torch.empty_like(d_out) if added and stream.dtype is torch.float32 else d_stream
     parts = torch.empty(blocks * at_once, 3 if biased else 2, width, device=stream.device)
@@ -227,16 +228,21 @@ def supports_rotation(width: int, rotated: int) -> bool:
     return width % EACH == 0 and rotated % (2 * EACH) == 0 and rotated <= width
 
 
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor, halves: bool, sign: float) -> Tensor:
-    """Return heads (B,T,H,K) rotated by angles, (1 or B, T, P) of each; with sign -1 rotated back."""
-    out = torch.empty_like(x)
+def rotate(
+    x: Tensor, out: Tensor, heads: int, width: int, waves: Sequence[Tensor], halves: bool, sign: float
+) -> None:
+    """Rotate the first heads of each token of x (B,T,C); with sign -1 back. `waves`: cosines and sines (1 or B, T, P).
+
+    `out` has the strides of x, or is x. What is not rotated is not written.
+    """
+    cosines, sines = waves
     wide = int(cosines.dtype is torch.float32)
-    macros = {"WIDE": 0, "WIDTH": x.shape[3], "ROTATED": 2 * cosines.shape[-1], "HALVES": int(halves)}
-    _elementwise(
-        "rotate", x, macros | {"WIDE_WAVES": wide}, stream=x, out=out, cosines=cosines, sines=sines, sign=sign,
-        tokens=x.shape[1], heads=x.shape[2], own_waves=int(len(cosines) > 1),
+    macros = {"WIDE": 0, "WIDTH": width, "ROTATED": 2 * cosines.shape[-1], "HALVES": int(halves), "WIDE_WAVES": wide}
+    groups = x.shape[0] * x.shape[1] * heads * cosines.shape[-1] // EACH
+    launch(
+        "rotate", -(-groups // THREADS), THREADS, macros, stream=x, out=out, cosines=cosines, sines=sines, sign=sign,
+        tokens=x.shape[1], heads=heads, own_waves=int(len(cosines) > 1), row_step=x.stride(1), count=groups,
     )  # fmt: skip
-    return out
 
 
 def _elementwise(name: str, x: Tensor, macros: dict[str, int], **fields: Any) -> None:

@@ -7,20 +7,19 @@ of a block, with n1 and n2 its norms:
     h = n1(x);  x = x + attention(h);  h = n2(x);  x = x + feedforward(h)
 
 `_AddNorm` computes x + branch and its norm in one pass, and in the backward pass the gradient of the norm, its sum with
-the gradient of the residual stream, and the gradients of the norm's weights and of the bias before it. `_Projections`
-are matmuls of one input, whose gradients the matmuls add. Weights are cast to bfloat16, or have a copy in it (`adamw`).
+the gradient of the residual stream, and the gradients of the norm's weights and of the bias before it. The matmuls are
+in `projections`. Weights are cast to bfloat16, or have a copy in it (`copies`).
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.kernels.cuda.training import between
-from glassformer.kernels.cuda.training.adamw import matmul_weight
+from glassformer.kernels.cuda.training.projections import can_join, feed, project, project_apart, project_without_bias
 from glassformer.kernels.replacement import Replacement
 from glassformer.model import Model
 from glassformer.model.attention import Attention
@@ -34,24 +33,6 @@ from glassformer.shapes import Float
 def _in_step(module: nn.Module, device: torch.device) -> bool:
     """Return whether a call belongs to a training step. Other calls take the engine's own forward."""
     return module.training and torch.is_grad_enabled() and torch.is_autocast_enabled(device.type)
-
-
-def _weight_gradient(d_out: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return d_out^T x, of bfloat16 (N,F) and (N,D), in bfloat16 or float32."""
-    if dtype is torch.bfloat16 or d_out.device.type != "cuda":
-        return (d_out.t() @ x).to(dtype)
-    return torch.mm(d_out.t(), x, out_dtype=torch.float32)
-
-
-def _gradient_dtype(weight: Tensor) -> torch.dtype:
-    """Return the dtype in which the gradient of a weight is kept."""
-    found = getattr(weight, "grad_dtype", None)
-    return torch.bfloat16 if found is torch.bfloat16 else torch.float32
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return x as a contiguous matrix of its last dimension."""
-    return x.reshape(-1, x.shape[-1])
 
 
 class Pending(NamedTuple):
@@ -115,105 +96,54 @@ def add_pending(norm: nn.Module, x: Tensor | Pending) -> tuple[Tensor, Tensor]:
     return add_norm(norm, *x) if isinstance(x, Pending) else add_norm(norm, x)
 
 
-class _Projections(torch.autograd.Function):
-    """Matmuls of one input with several weights (F,D), each with a bias or None after it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor | None) -> tuple[Tensor, ...]:
-        x = x.to(torch.bfloat16)
-        pairs = _pairs(weights_and_biases)
-        ctx.biased = [bias is not None for _, bias in pairs]
-        ctx.dtypes = [_gradient_dtype(weight) for weight in weights_and_biases[::2] if weight is not None]
-        ctx.save_for_backward(x, *(weight for weight, _ in pairs))
-        return tuple(F.linear(x, weight, bias) for weight, bias in pairs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        d_outs = [_rows(gradient) for gradient in gradients]
-        d_biases = iter(between.column_sums([d for d, biased in zip(d_outs, ctx.biased, strict=True) if biased]))
-        d_x, found = _input_and_weight_gradients(x, d_outs, weights, ctx.dtypes)
-        pairs = ((w, next(d_biases) if biased else None) for w, biased in zip(found, ctx.biased, strict=True))
-        return d_x, *(gradient for pair in pairs for gradient in pair)
-
-
-def _pairs(given: tuple[Tensor | None, ...]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return weights and biases in bfloat16, in pairs."""
-    pairs = zip(given[::2], given[1::2], strict=True)
-    return [(matmul_weight(w), b if b is None else b.to(torch.bfloat16)) for w, b in pairs if w is not None]
-
-
-def _input_and_weight_gradients(
-    x: Tensor, d_outs: Sequence[Tensor], weights: Sequence[Tensor], dtypes: Sequence[torch.dtype]
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the gradients of x and of the weights of matmuls of x. The matmuls add those of x."""
-    rows, d_x = _rows(x), None
-    for d_out, weight in zip(d_outs, weights, strict=True):
-        d_x = d_out @ weight if d_x is None else d_x.addmm_(d_out, weight)
-    assert d_x is not None
-    return d_x.view_as(x), [_weight_gradient(d, rows, dtype) for d, dtype in zip(d_outs, dtypes, strict=True)]
-
-
-def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Return the outputs of several linear layers of one input, in bfloat16."""
-    out: tuple[Tensor, ...] = _Projections.apply(x, *(t for layer in layers for t in (layer.weight, layer.bias)))
-    return out
-
-
-class _FeedForward(torch.autograd.Function):
-    """down(activation(gate(x)) * up(x)), or down(activation(gate(x))) without `up`; the bias of `down` is left out."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: str, down: Tensor, *weights_and_biases: Tensor | None) -> Tensor:
-        inner = _pairs(weights_and_biases)
-        ctx.dtypes = [_gradient_dtype(weight) for weight in (down, *weights_and_biases[::2]) if weight is not None]
-        x, down = x.to(torch.bfloat16), matmul_weight(down)
-        gate, up = [*(F.linear(x, *pair) for pair in inner), None][:2]
-        assert gate is not None
-        hidden = between.activation_forward(gate, up, kind)
-        ctx.kind, ctx.biased = kind, [bias is not None for _, bias in inner]
-        ctx.save_for_backward(x, gate, up, hidden, down, *(weight for weight, _ in inner))
-        return F.linear(hidden, down)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, hidden, down, *weights = ctx.saved_tensors
-        d_out = _rows(gradients[0])
-        of_down, *dtypes = ctx.dtypes
-        d_down, d_hidden = _weight_gradient(d_out, _rows(hidden), of_down), (d_out @ down).view_as(gate)
-        d_inner, d_biases = between.activation_backward(d_hidden, gate, up, ctx.kind, any(ctx.biased))
-        del d_hidden
-        d_x, found = _input_and_weight_gradients(x, [_rows(d) for d in d_inner], weights, dtypes)
-        totals: list[Tensor | None] = [*d_biases] or [None, None]
-        sums = [bias if biased else None for bias, biased in zip(totals, ctx.biased, strict=False)]
-        return d_x, None, d_down, *(gradient for pair in zip(found, sums, strict=True) for gradient in pair)
-
-
 class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor, halves: bool) -> Tensor:
         ctx.save_for_backward(cosines, sines)
         ctx.halves = halves
-        return between.rotate(x.contiguous(), cosines, sines, halves, 1.0)
+        return _rotate(x, (cosines, sines), halves, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        cosines, sines = ctx.saved_tensors
-        return between.rotate(gradients[0].contiguous(), cosines, sines, ctx.halves, -1.0), None, None, None
+        return _rotate(gradients[0], ctx.saved_tensors, ctx.halves, -1.0), None, None, None
+
+
+def _rotate(x: Float[Tensor, "B T H K"], waves: Sequence[Tensor], halves: bool, sign: float) -> Tensor:
+    x = x.contiguous()
+    is_whole = 2 * waves[0].shape[-1] == x.shape[-1]
+    out = torch.empty_like(x) if is_whole else x.clone()
+    between.rotate(x.flatten(2), out.flatten(2), x.shape[2], x.shape[3], waves, halves, sign)
+    return out
 
 
 def merged_heads(attention: Attention, x: Float[Tensor, "B T D"], context: AttentionContext) -> Float[Tensor, "B T N"]:
-    """Return what the output projection of self-attention reads. Heads stay (B,T,H,K) in memory."""
-    placed = x if context.qk_embedding is None else x + context.qk_embedding.to(x.dtype)
-    if placed is x:
-        q, k, v = project(x, attention.q, attention.k, attention.v)
+    """Return what the output projection of self-attention reads. Heads stay (B,T,H,K) in memory.
+
+    Queries, keys and values are parts of one matmul, whose heads are rotated in place. If the heads have norms, or
+    positions that values do not read, each of the three has a matmul of its own.
+    """
+    layers, rotation = (attention.q, attention.k, attention.v), context.rotation
+    counts = (attention.n_heads, attention.n_kv_heads, attention.n_kv_heads)
+    plain = attention.q_norm is None and context.qk_embedding is None and can_join(layers)
+    if plain and (rotation is None or _is_rotated_by_kernel(rotation, attention.q.out_features // attention.n_heads)):
+        heads, width = attention.n_heads + attention.n_kv_heads, attention.q.out_features // attention.n_heads
+        parts = project(x, *layers, heads=heads, width=width, rotation=rotation)
+        q, k, v = (t.unflatten(-1, (n, -1)).transpose(1, 2) for t, n in zip(parts, counts, strict=True))
     else:
-        (q, k), (v,) = project(placed, attention.q, attention.k), project(x, attention.v)
-    q = _prepare(attention, q, attention.n_heads, attention.q_norm, context.rotation)
-    k = _prepare(attention, k, attention.n_kv_heads, attention.k_norm, context.rotation)
-    v = _prepare(attention, v, attention.n_kv_heads)
+        if context.qk_embedding is None:
+            q, k, v = project_apart(x, *layers)
+        else:
+            placed = x + context.qk_embedding.to(x.dtype)
+            (q, k), (v,) = project_apart(placed, *layers[:2]), project_apart(x, layers[2])
+        q = _prepare(attention, q, attention.n_heads, attention.q_norm, rotation)
+        k = _prepare(attention, k, attention.n_kv_heads, attention.k_norm, rotation)
+        v = _prepare(attention, v, attention.n_kv_heads)
     options = {"scale": attention.scale, "is_causal": context.is_causal, "enable_gqa": q.shape[1] != k.shape[1]}
     return attention.kernel(q, k, v, attn_mask=context.mask, **options).transpose(1, 2).flatten(2)
+
+
+def _is_rotated_by_kernel(rotation: Rotation, width: int) -> bool:
+    return between.supports_rotation(width, 2 * rotation.cos.shape[-1])
 
 
 def _prepare(
@@ -227,7 +157,7 @@ def _prepare(
         heads = add_norm(norm, heads)[1]
     if rotation is None:
         return heads.transpose(1, 2)
-    if not between.supports_rotation(heads.shape[-1], 2 * rotation.cos.shape[-1]):
+    if not _is_rotated_by_kernel(rotation, heads.shape[-1]):
         return apply_rotation(heads.transpose(1, 2), rotation)
     waves = [wave.flatten(1, 2).contiguous() for wave in (rotation.cos, rotation.sin)]
     out: Tensor = _Rotated.apply(heads, *waves, rotation.pairing == "halves")
@@ -252,10 +182,9 @@ class FusedBlock(PreNormBlock):
         part, last = self.feedforward, self.norm_feedforward
         assert isinstance(part, Dense | Gated)
         assert last is not None
-        stream, normed = add_norm(last, stream, _Projections.apply(heads, output.weight, None)[0], output.bias)
+        stream, normed = add_norm(last, stream, project_without_bias(heads, output), output.bias)
         inner = (part.up,) if isinstance(part, Dense) else (part.gate, part.up)
-        weights = (t for linear in inner for t in (linear.weight, linear.bias))
-        fed = _FeedForward.apply(normed, NAMES[part.activation], part.down.weight, *weights)
+        fed = feed(normed, NAMES[part.activation], part.down, *inner)
         return Pending(stream, fed, part.down.bias)
 
 

@@ -153,13 +153,31 @@ def _shared(d_qkv: Tensor, qkv: list[Tensor], heads: int) -> list[Tensor]:
     return [d_q, *(t.unflatten(2, (-1, sharing, width)).sum(3).flatten(2) for t in d_kv)]
 
 
+def _side_by_side(qkv: list[Tensor], *given: Any) -> list[Tensor]:
+    """Return the gradients as parts of one tensor (B,T,C), on a GPU: the matmuls before can read it as a whole."""
+    out, heads = given[0], given[3]
+    whole = out.new_empty(*out.shape[:2], sum(t.shape[2] for t in qkv))
+    parts = list(whole.split([t.shape[2] for t in qkv], 2))
+    d_q = parts[0]
+    sharing, width = d_q.shape[2] // parts[1].shape[2], d_q.shape[2] // heads
+    if sharing == 1:
+        _backward_into(parts, qkv, *given)
+        return parts
+    repeated = out.new_empty(*out.shape[:2], 2, d_q.shape[2])
+    _backward_into([d_q, *repeated.unbind(2)], qkv, *given)
+    torch.sum(
+        repeated.view(*out.shape[:2], -1, sharing, width), 3, out=whole[..., d_q.shape[2] :].unflatten(2, (-1, width))
+    )
+    return parts
+
+
 def _rows(t: Tensor) -> Tensor:
     """Return t as the tensor memory accelerator can read it: rows at a constant stride, a multiple of 16 bytes."""
     aligned = t.stride(1) % 8 == 0 and t.data_ptr() % 16 == 0
     return t if aligned and t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1) else t.contiguous()
 
 
-def matrices(qkv: list[Tensor], d_out: Tensor, d_qkv: Tensor) -> dict[str, tuple[Tensor, int]]:
+def matrices(qkv: list[Tensor], d_out: Tensor, d_qkv: Iterable[Tensor]) -> dict[str, tuple[Tensor, int]]:
     """Return the matrices (BT,HK) that the tensor memory accelerator copies, and how many rows at a time."""
     inputs = zip(("query", "key", "value", "d_out"), [*qkv, d_out], strict=True)
     outputs = zip(("d_query", "d_key", "d_value"), d_qkv, strict=True)
@@ -168,9 +186,18 @@ def matrices(qkv: list[Tensor], d_out: Tensor, d_qkv: Tensor) -> dict[str, tuple
 
 
 def _backward_on_gpu(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+    d_qkv = out.new_empty(3, *out.shape)
+    _backward_into(list(d_qkv), qkv, out, logs, d_out, heads, scale)
+    return d_qkv
+
+
+def _backward_into(
+    d_qkv: list[Tensor], qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float
+) -> None:
+    """Write the gradients of queries and of repeated keys and values (B,T,HK), which may be parts of wider rows."""
     qkv, out, d_out = [_rows(t) for t in qkv], out.contiguous(), d_out.contiguous()
     B, T, _ = out.shape
-    d_qkv, device, count = out.new_empty(3, *out.shape), out.device, B * heads
+    device, count = out.device, B * heads
     whole, parts, _ = shares(count, T, blocks())
     at_once, split = min(whole + (count - whole) * parts, blocks()), count - whole
     bits, means = torch.empty(2, count, T, device=device)
@@ -192,7 +219,6 @@ def _backward_on_gpu(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor
     nvrtc.kernel(source(), "causal_backward", index, SHARED).launch(argument, at_once, THREADS)
     if split:
         nvrtc.kernel(source(), "finish_queries", index, STAGING).launch(argument, split * (T // TILE), 256)
-    return d_qkv
 
 
 @operator(_backward_on_gpu)
@@ -213,7 +239,10 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         out, logs, *qkv = ctx.saved_tensors
-        return None, None, *_shared(backward(qkv, out, logs, gradients[0], ctx.heads, ctx.scale), qkv, ctx.heads)
+        given = (out, logs, gradients[0], ctx.heads, ctx.scale)
+        if out.is_cuda and not torch.compiler.is_compiling():
+            return None, None, *_side_by_side(qkv, *given)
+        return None, None, *_shared(backward(qkv, *given), qkv, ctx.heads)
 
 
 def attend(

@@ -23,8 +23,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.config import ModelConfig
 from glassformer.files import in_writable_cache, write_atomically
-from glassformer.kernels.cuda.training import blocks, causal
-from glassformer.kernels.cuda.training.adamw import COPY, WANTED
+from glassformer.kernels.cuda.training import blocks, causal, copies
 from glassformer.kernels.replacement import replace_modules
 from glassformer.model import DecoderLM, build
 
@@ -104,9 +103,7 @@ def failure(config: ModelConfig, device: torch.device) -> str | None:
     replace_modules([*blocks.replacements(model), *causal.replacements(model)])
     for stream in STREAMS:
         ways = {"the kernels": _gradients(model, ids, stream)}
-        for p in model.parameters():
-            if getattr(p, WANTED, False):  # from now on matmuls read copies, and write gradients in bfloat16
-                setattr(p, COPY, p.detach().to(torch.bfloat16))
+        copies.make(model.parameters())  # from now on matmuls read copies, and write gradients in bfloat16
         ways["the kernels with copies of weights"] = _gradients(model, ids, stream)
         if device.type == "cuda":
             ways["a CUDA graph of the kernels"] = _replayed(model, ids, stream)

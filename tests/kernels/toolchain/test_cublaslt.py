@@ -1,0 +1,47 @@
+"""cuBLASLt gets the right matrices: what it is given is multiplied here by hand. Its matmuls need a GPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from glassformer.kernels.toolchain import cublaslt
+from glassformer.kernels.toolchain.cublaslt import Sizes
+
+
+def column_major(memory, rows, columns):
+    return memory[np.arange(rows)[:, None] + rows * np.arange(columns)[None, :]]
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_what_the_library_sees_is_the_matmul(transposed):
+    draw = np.random.default_rng(0)
+    left, right = draw.normal(size=(3, 7)), draw.normal(size=(7, 5))
+    stored = right.T if transposed else right
+    first, second, out = Sizes(3, 5, 7, transposed).layouts()
+    seen = column_major(stored.ravel(), *first)
+    made = (seen.T if transposed else seen) @ column_major(left.ravel(), *second)
+    assert made.shape == out
+    assert np.allclose(made.T, left @ right)  # a column-major result is the row-major one transposed
+
+
+def test_what_is_supported(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(cublaslt, "is_available", lambda: True)
+    good = torch.zeros(16, 24, dtype=torch.bfloat16)
+    assert cublaslt.supports(good, good)
+    for wrong in (good.float(), good.t(), torch.zeros(16, 20, dtype=torch.bfloat16), good.view(-1)[4:132].view(16, 8)):
+        assert not cublaslt.supports(good, wrong)
+
+
+def test_without_a_gpu_there_is_nothing_to_multiply_with():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert not cublaslt.is_available()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not cublaslt.is_available(), reason="no NVIDIA GPU on this machine")
+def test_on_a_gpu():
+    from glassformer.bench.gpu.cuda_kernels import gelu_of_cublaslt_equals_its_definition
+
+    assert all(finding.passed for finding in gelu_of_cublaslt_equals_its_definition())
