@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 import glassformer as gf
 from glassformer import config as c
 from glassformer.config import ConfigError
-from glassformer.generation import Sampling, generate, stream
+from glassformer.generation import Sampling, generate, loop, stream
 from glassformer.generation.loop import Steps
 from glassformer.generation.request import GenerationRequest
+from glassformer.generation.state import TorchState
 from glassformer.model import build
 from tests import variants
 from tests.variants import decoder, lively, seq2seq
@@ -85,6 +86,17 @@ def test_only_sampling_draws_numbers(monkeypatch):
     generate(model, [[1, 2]], 2)
     with pytest.raises(pytest.fail.Exception):
         generate(model, [[1, 2]], 2, Sampling())
+
+
+def test_the_prompt_is_read_before_numbers_are_drawn(monkeypatch):
+    """A GPU reads it meanwhile. The same for the tokens that a penalty on repetition needs."""
+    order = []
+    for holder, name in ((loop, "uniforms"), (loop, "_seen"), (TorchState, "start")):
+        called = getattr(holder, name)
+        monkeypatch.setattr(holder, name, lambda *a, name=name, called=called: (order.append(name), called(*a))[1])
+    model, _ = lively(decoder())
+    generate(model, [[1, 2]], 3, Sampling(repetition_penalty=1.3))
+    assert order == ["start", "uniforms", "_seen"]
 
 
 def test_prefill_in_chunks_changes_nothing():

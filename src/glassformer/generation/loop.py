@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Unpack
 
 import torch
@@ -80,11 +81,6 @@ class Steps(Iterator[list[int | None]]):
         self.constraints = request.constraints
         self.chooses_itself = request.sampling == GREEDY and self.constraints is None
         """True if the state may choose the most likely token itself."""
-        self.uniform: Tensor | None = None
-        if request.sampling.temperature:  # all numbers at once, and the host does not wait for the device
-            draws = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
-            self.uniform = draws.to(state.model.device, non_blocking=True)
-        self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
         self.new: list[list[int]] = [[] for _ in request.prompts]
         self.ended = [False] * len(request.prompts)
         self.tokens = torch.empty(0, dtype=torch.long)
@@ -120,6 +116,19 @@ class Steps(Iterator[list[int | None]]):
                     self.waiting.append([self._gain(i, token) for i, token in enumerate(tokens)])
             self.begun = self._begin() if many and not self._is_over() else None
         return self.waiting.popleft()
+
+    @cached_property
+    def uniform(self) -> Float[Tensor, "B N"] | None:
+        """Uniform numbers for all steps, drawn at once while a GPU reads the prompts. The host does not wait for it."""
+        if not self.request.sampling.temperature:
+            return None
+        draws = uniforms(self.request.seeds, len(self.request.prompts), self.request.max_new_tokens)
+        return draws.to(self.state.model.device, non_blocking=True)
+
+    @cached_property
+    def seen(self) -> Bool[Tensor, "B V"] | None:
+        """The tokens that each sequence has so far, for a penalty on repetition."""
+        return _seen(self.state) if self.request.sampling.repetition_penalty != 1 else None
 
     def close(self) -> None:
         """End the generation: no step follows."""
@@ -273,4 +282,4 @@ def _seen(state: DecodeState) -> Bool[Tensor, "B V"]:
     seen = torch.zeros(len(state.prompts), state.model.config.vocab_size, dtype=torch.bool)
     for i, prompt in enumerate(state.prompts):
         seen[i, prompt] = True
-    return seen.to(state.model.device)
+    return seen.to(state.model.device, non_blocking=True)
