@@ -376,7 +376,7 @@ def head_kernel(
     if float8:
         return fp8.cast_measured, fp8.head_gradients
     if device.type == "cuda" and dtype is torch.bfloat16 and nvrtc.can_launch():
-        return None, loss.head_gradients
+        return (None if torch.compiler.is_compiling() else adamw.copies.of_head), loss.head_gradients
     return None
 
 

@@ -130,6 +130,14 @@ def head_kernel(
     return found
 
 
+def leave_to_embedding(weight: Tensor, gradient: Tensor) -> Tensor | None:
+    """Return the gradient of the head's weight; None if an embedding with the same weight takes it."""
+    if kernels is None or torch.compiler.is_compiling():
+        return gradient
+    left: Tensor | None = kernels.blocks.embedding.leave(weight, gradient)
+    return left
+
+
 def frozen_head(weight: Tensor, dtype: torch.dtype) -> Any:
     """Return how a frozen head is multiplied on a CPU (`prepare`, `multiply`, `rows`), or None for plain torch."""
     return None if kernels is None else kernels.frozen_head(weight, dtype)

@@ -229,7 +229,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_bias = d_bias + d_chunk_bias
         ctx.save_for_backward(torch.cat(d_hidden), d_weight, d_bias if b is not None else None)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.columns = columns
+        ctx.columns, ctx.weight = columns, weight
         ctx.mark_non_differentiable(plain)
         return total, plain
 
@@ -237,8 +237,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         scale, (h_dtype, w_dtype, b_dtype) = gradients[0], ctx.dtypes
-        hidden = (d_hidden * scale).to(h_dtype)
-        weight = (d_weight[: ctx.columns] * scale).to(w_dtype) if ctx.needs_input_grad[1] else None
+        hidden, weight = (d_hidden * scale).to(h_dtype), None
+        if ctx.needs_input_grad[1]:
+            if d_weight.is_cuda and not torch.compiler.is_compiling():
+                torch._foreach_mul_([d_weight], scale)  # in place: it may have gigabytes
+            else:
+                d_weight = d_weight * scale
+            weight = accelerate.leave_to_embedding(ctx.weight, d_weight[: ctx.columns].to(w_dtype))
         wants_bias = d_bias is not None and ctx.needs_input_grad[2]
         bias = (d_bias[: ctx.columns] * scale).to(b_dtype) if wants_bias else None
         return hidden, weight, bias, None, None, None, None, None, None, None

@@ -177,6 +177,8 @@ class Optimizer:
             member.step(found_inf, shrink)
         for rows, values in kept:
             rows.copy_(values)
+        if kept:
+            accelerate.renew_copies(self.tables)
 
     def zero_grad(self) -> None:
         """Delete all gradients."""

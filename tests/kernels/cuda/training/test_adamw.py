@@ -191,6 +191,19 @@ def test_copies_of_parameters_that_are_read_together_are_parts_of_one_matrix():
     assert torch.equal(copies.in_bfloat16(first, second, third)[3:8], 2 * changed[3:8])  # not captured: renewed
 
 
+def test_copies_of_heads():
+    """Their gradients stay float32, and rows are filled up with zeros where matmuls need more of them."""
+    weight = torch.nn.Parameter(torch.randn(8, 3))
+    assert torch.equal(copies.of_head(weight, 8), weight.bfloat16())
+    copies.make([weight])
+    assert copies.of_head(weight, 8).data_ptr() == getattr(weight, copies.COPY).data_ptr()
+    assert weight.grad_dtype is torch.float32
+    padded = copies.of_head(weight, 16)
+    assert torch.equal(padded[:8], weight.bfloat16())
+    assert not padded[8:].any()
+    assert not hasattr(copies.of_head(weight.detach(), 8), copies.ROOM)
+
+
 @needs_compiler
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("shapes", [[(1,)], [(3,), (130, 65), (2048,), (5, 16384 + 9)], [(7,)] * 70])

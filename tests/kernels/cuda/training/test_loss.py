@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from glassformer.kernels.cuda.training import copies
 from glassformer.kernels.cuda.training import loss as cuda
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.training.chunked_loss import chunk_gradients, head_gradients
@@ -162,6 +163,6 @@ def test_it_is_looked_up_on_a_gpu_in_bfloat16_only(monkeypatch):
     for there in (True, False):
         monkeypatch.setattr(nvrtc, "can_launch", lambda there=there: there)
         found = head_kernel(gpu, torch.bfloat16, False)
-        assert found == ((None, cuda.head_gradients) if there else None)
+        assert found == ((copies.of_head, cuda.head_gradients) if there else None)
         assert head_kernel(gpu, torch.float32, False) is None
         assert head_kernel(cpu, torch.bfloat16, False) is None

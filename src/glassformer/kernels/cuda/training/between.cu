@@ -4,7 +4,7 @@
 // The residual stream is bfloat16 or, with WIDE, float32. Everything else is bfloat16, but for weights of norms and for sums.
 // This text follows floats.cuh; tests/kernels/cuda/training compiles the same text for a CPU.
 //
-// Macros: PART (which kernel), WIDE, WIDTH (of a norm or a head), CENTRED (LayerNorm, not RMSNorm), ADD (something is added to
+// Macros: PART (which kernel), WIDE, WIDTH (of a norm, a head or an activation), STEP, CENTRED (LayerNorm, not RMSNorm), ADD (something is added to
 // the stream before the norm), BIASED (with a bias), RESIDUAL (there is a gradient of the stream), KIND and GATED (of the
 // activation), SUMMED (column sums of its gradients are wanted), ROTATED and HALVES (numbers of a head that are rotated;
 // partners are in two halves, not neighbours), WIDE_WAVES (cosines in float32), MATRICES (whose columns are summed).
@@ -265,14 +265,17 @@ __device__ inline void activated(float y, float& value, float& slope) {
 }
 
 #define THREADS 256
+// Where group i of eight numbers is, if rows are STEP numbers apart.
+__device__ inline long long apart(long long i) { return i / (WIDTH / 8) * STEP + i % (WIDTH / 8) * 8; }
+
 #if PART == 2
-// out = activation(gate) * up, or activation(gate).
+// out = activation(gate) * up, or activation(gate). Rows of WIDTH numbers; those of gate and up are STEP numbers apart.
 extern "C" __global__ void __launch_bounds__(THREADS) activation_forward(const Arguments a) {
-    const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
+    const long long i = (long long)blockIdx.x * THREADS + threadIdx.x, at = STEP == WIDTH ? 8 * i : apart(i);
     if (i >= a.count) return;
     float gate[8], up[8], slope;
-    load8(gate, a.gate + 8 * i);
-    if (GATED) load8(up, a.up + 8 * i);
+    load8(gate, a.gate + at);
+    if (GATED) load8(up, a.up + at);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         activated(gate[j], gate[j], slope);
@@ -281,8 +284,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) activation_forward(const A
     store8(a.out + 8 * i, gate);
 }
 #else
-// The gradients of gate and up. With SUMMED, a block has 2,048 columns of every STRIPS-th row, and parts (STRIPS, 1 or 2, columns)
-// are shares of the column sums of both.
+// The gradients of gate and up, whose rows are STEP numbers apart, too. With SUMMED, a block has 2,048 columns of every STRIPS-th
+// row, and parts (STRIPS, 1 or 2, columns) are shares of the column sums of both.
 extern "C" __global__ void __launch_bounds__(THREADS) activation_backward(const Arguments a) {
 #if SUMMED
     const int across = (a.columns + 8 * THREADS - 1) / (8 * THREADS), strip = blockIdx.x / across;
@@ -290,14 +293,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) activation_backward(const 
     float sums[1 + GATED][8] = {};
     if (first >= a.columns) return;
     for (long long row = strip; row < a.count; row += strips) {
-        const long long at = row * a.columns + first;
+        const long long at = row * STEP + first, from = row * a.columns + first;
 #else
-    const long long at = ((long long)blockIdx.x * THREADS + threadIdx.x) * 8;
-    if (at >= 8 * a.count) return;
+    const long long i = (long long)blockIdx.x * THREADS + threadIdx.x, from = 8 * i, at = STEP == WIDTH ? from : apart(i);
+    if (i >= a.count) return;
     {
 #endif
         float gate[8], up[8], d_out[8];
-        load8(gate, a.gate + at), load8(d_out, a.d_out + at);
+        load8(gate, a.gate + at), load8(d_out, a.d_out + from);
         if (GATED) load8(up, a.up + at);
 #pragma unroll
         for (int j = 0; j < 8; j++) {

@@ -195,32 +195,41 @@ def column_sums(matrices: list[Tensor]) -> list[Tensor]:
 
 
 def activation_forward(gate: Tensor, up: Tensor | None, kind: str) -> Tensor:
-    """Return activation(gate) * up, or activation(gate)."""
-    out = torch.empty_like(gate)
-    _elementwise("activation_forward", gate, _activation_macros(up, kind), gate=gate, up=up, out=out)
+    """Return activation(gate) * up, or activation(gate). Both may be parts of wider rows."""
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    _elementwise("activation_forward", gate, _activation_macros(gate, up, kind), gate=gate, up=up, out=out)
     return out
 
 
 def activation_backward(
     d_out: Tensor, gate: Tensor, up: Tensor | None, kind: str, summed: bool
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the gradients of gate and up and, if they are to be `summed`, their sums over the rows."""
-    made = [torch.empty_like(gate) for given in (gate, up) if given is not None]
-    macros = _activation_macros(up, kind) | {"SUMMED": int(summed)}
-    fields = {"gate": gate, "up": up, "d_out": d_out, "d_gate": made[0], "d_up": made[-1]}
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of gate and up next to each other (..., 2F) and, if they are to be `summed`, their sums.
+
+    Without `up`, it is that of gate alone. The rows of gate and up are as far apart as those of the result.
+    """
+    columns, parts_of_row = gate.shape[-1], 1 if up is None else 2
+    rows = gate.numel() // columns
+    whole = torch.empty(*gate.shape[:-1], parts_of_row * columns, dtype=gate.dtype, device=gate.device)
+    macros = _activation_macros(gate, up, kind) | {"SUMMED": int(summed)}
+    d_gate, d_up = whole[..., :columns], whole[..., -columns:]
+    fields = {"gate": gate, "up": up, "d_out": d_out, "d_gate": d_gate, "d_up": d_up}
     if not summed:
         _elementwise("activation_backward", gate, macros, **fields)
-        return made, []
-    columns = gate.shape[-1]
-    rows = gate.numel() // columns
+        return whole, []
     blocks, strips = _strips(rows, columns, 1, gate.device)
-    parts = torch.empty(strips, len(made), columns, device=gate.device)
+    parts = torch.empty(strips, parts_of_row, columns, device=gate.device)
     launch("activation_backward", blocks, THREADS, macros, **fields, parts=parts, count=rows, columns=columns)
-    return made, list(add_shares(parts))
+    return whole, list(add_shares(parts))
 
 
-def _activation_macros(up: Tensor | None, kind: str) -> dict[str, int]:
-    return {"WIDE": 0, "KIND": ACTIVATION_NAMES.index(kind), "GATED": int(up is not None)}
+def _activation_macros(gate: Tensor, up: Tensor | None, kind: str) -> dict[str, int]:
+    width = gate.shape[-1]
+    step = width if up is None else 2 * width
+    assert gate.stride(-2) == step
+    assert up is None or up.stride() == gate.stride()
+    kinds = {"KIND": ACTIVATION_NAMES.index(kind), "GATED": int(up is not None)}
+    return {"WIDE": 0, "WIDTH": width, "STEP": step, **kinds}
 
 
 def supports_rotation(width: int, rotated: int) -> bool:
@@ -228,9 +237,7 @@ def supports_rotation(width: int, rotated: int) -> bool:
     return width % EACH == 0 and rotated % (2 * EACH) == 0 and rotated <= width
 
 
-def rotate(
-    x: Tensor, out: Tensor, heads: int, width: int, waves: Sequence[Tensor], halves: bool, sign: float
-) -> None:
+def rotate(x: Tensor, out: Tensor, heads: int, width: int, waves: Sequence[Tensor], halves: bool, sign: float) -> None:
     """Rotate the first heads of each token of x (B,T,C); with sign -1 back. `waves`: cosines and sines (1 or B, T, P).
 
     `out` has the strides of x, or is x. What is not rotated is not written.

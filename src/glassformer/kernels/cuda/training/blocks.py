@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
-from glassformer.kernels.cuda.training import between
+from glassformer.kernels.cuda.training import between, embedding
 from glassformer.kernels.cuda.training.projections import can_join, feed, project, project_apart, project_without_bias
 from glassformer.kernels.replacement import Replacement
 from glassformer.model import Model
@@ -221,7 +221,8 @@ def unsupported_widths(config: ModelConfig) -> str | None:
 
 
 def replacements(model: Model) -> Iterator[Replacement]:
-    """Yield the blocks and the last norm of a decoder."""
+    """Yield the embedding, the blocks and the last norm of a decoder."""
+    yield from embedding.replacements(model)
     for module in model.modules():
         if isinstance(module, PreNormBlock):
             yield Replacement(module, FusedBlock)

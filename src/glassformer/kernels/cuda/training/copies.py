@@ -7,6 +7,7 @@ values, have copies that are parts of one matrix, so that one matmul reads them.
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ROOM, COPY = "bfloat16_room", "bfloat16_copy"
@@ -29,10 +30,10 @@ class Room:
         return self.whole.split(self.sizes)[index]
 
 
-def in_bfloat16(*parameters: Tensor) -> Tensor:
+def in_bfloat16(*parameters: Tensor, narrow: bool = True) -> Tensor:
     """Return parameters in bfloat16, one below the other: their copies, if they have any.
 
-    Steps that are not captured renew the copies.
+    Steps that are not captured renew the copies. `narrow`: gradients of weights with copies are bfloat16, too.
     """
     if not all(hasattr(p, COPY) for p in parameters):
         room = Room(parameters)
@@ -43,13 +44,20 @@ def in_bfloat16(*parameters: Tensor) -> Tensor:
     for p in parameters:
         if not (p.is_cuda and torch.cuda.is_current_stream_capturing()):
             _renew(p)
-            if p.dim() > 1 and p.grad is None and hasattr(p, "grad_dtype"):  # torch 2.10 and later
+            if narrow and p.dim() > 1 and p.grad is None and hasattr(p, "grad_dtype"):  # torch 2.10 and later
                 p.grad_dtype = torch.bfloat16
     room = getattr(parameters[0], ROOM)[0]
     if [getattr(p, ROOM) for p in parameters] == [(room, index) for index in range(len(room.sizes))]:
         whole: Tensor = room.whole
         return whole
     return _joined([getattr(p, COPY) for p in parameters])
+
+
+def of_head(weight: Tensor, rows: int) -> Tensor:
+    """Return the weight of a head in bfloat16, with rows of zeros up to `rows` in all."""
+    if rows == len(weight) and weight.is_leaf and weight.requires_grad:
+        return in_bfloat16(weight, narrow=False)
+    return F.pad(weight.to(torch.bfloat16), (0, 0, 0, rows - len(weight)))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -59,8 +59,7 @@ class _Project(torch.autograd.Function):
             between.rotate(d_out, d_out, ctx.heads, ctx.width, waves, ctx.halves, -1.0)
         rows = _rows(d_out)
         d_biases = between.column_sums([rows])[0].split(ctx.sizes) if ctx.biased else ()
-        dtype = torch.float32 if torch.float32 in ctx.dtypes else torch.bfloat16
-        d_weights = _weight_gradient(rows, _rows(x), dtype).split(ctx.sizes)
+        d_weights = _weight_gradient(rows, _rows(x), _common(ctx.dtypes)).split(ctx.sizes)
         return (rows @ weight).view_as(x), None, None, None, *d_weights, *d_biases
 
 
@@ -144,50 +143,56 @@ def can_join(layers: Sequence[nn.Linear]) -> bool:
 
 
 class _FeedForward(torch.autograd.Function):
-    """down(activation(gate(x)) * up(x)), or down(activation(gate(x))) without `up`; the bias of `down` is left out."""
+    """down(activation(gate(x)) * up(x)), or down(activation(gate(x))) without `up`; the bias of `down` is left out.
+
+    gate(x) and up(x) are parts of one matrix, and so are their gradients. `given`: the weights, and the biases if any.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: str, down: Tensor, *weights_and_biases: Tensor | None) -> Tensor:
-        pairs, x = _pairs(weights_and_biases), x.to(torch.bfloat16)
-        ctx.kind, ctx.biased = kind, [bias is not None for _, bias in pairs]
-        inner = [(in_bfloat16(w), None if b is None else in_bfloat16(b)) for w, b in pairs]
-        weight, up = in_bfloat16(down), None
-        ctx.dtypes = [gradient_dtype(w) for w in (down, *(w for w, _ in pairs))]
-        if len(inner) == 1 and kind == EPILOGUE and cublaslt.supports(_rows(x), inner[0][0], weight):
-            hidden, gate = (t.view(*x.shape[:-1], -1) for t in cublaslt.gelu_linear(_rows(x), *inner[0]))
+    def forward(ctx: Any, x: Tensor, kind: str, down: Tensor, *given: Tensor) -> Tensor:
+        weights, biases = [t for t in given if t.dim() == 2], [t for t in given if t.dim() == 1]
+        x, w_inner, w_down = x.to(torch.bfloat16), in_bfloat16(*weights), in_bfloat16(down)
+        bias = in_bfloat16(*biases) if biases else None
+        ctx.kind, ctx.biased, ctx.sizes = kind, bool(biases), [len(w) for w in weights]
+        ctx.dtypes = gradient_dtype(down), {gradient_dtype(w) for w in weights}
+        if len(weights) == 1 and kind == EPILOGUE and cublaslt.supports(_rows(x), w_inner, w_down):
+            hidden, inner = (t.view(*x.shape[:-1], -1) for t in cublaslt.gelu_linear(_rows(x), w_inner, bias))
         else:
-            gate, *others = (F.linear(x, *pair) for pair in inner)
-            up = others[0] if others else None
-            hidden = between.activation_forward(gate, up, kind)
-        ctx.save_for_backward(x, gate, up, hidden, weight, *(w for w, _ in inner))
-        return F.linear(hidden, weight)
+            inner = F.linear(x, w_inner, bias)
+            hidden = between.activation_forward(*_gate_and_up(inner, ctx.sizes), kind)
+        ctx.save_for_backward(x, inner, hidden, w_inner, w_down)
+        return F.linear(hidden, w_down)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, hidden, down, *weights = ctx.saved_tensors
-        d_out = _rows(gradients[0]).contiguous()
-        of_down, *dtypes = ctx.dtypes
+        x, inner, hidden, w_inner, w_down = ctx.saved_tensors
+        d_out, (of_down, of_inner) = _rows(gradients[0]).contiguous(), ctx.dtypes
         d_down = _weight_gradient(d_out, _rows(hidden), of_down)
-        d_inner, d_biases = _inner_gradients(d_out, gate, up, down, ctx.kind, ctx.biased)
-        d_x, found = _input_and_weight_gradients(x, d_inner, weights, dtypes)
-        return d_x, None, d_down, *(t for pair in zip(found, d_biases, strict=True) for t in pair)
+        if len(ctx.sizes) == 1 and ctx.kind == EPILOGUE and cublaslt.supports(d_out, w_down, _rows(inner)):
+            d_inner = cublaslt.gelu_backward(d_out, w_down, _rows(inner))
+            d_biases = between.column_sums([d_inner]) if ctx.biased else []
+        else:
+            gate, up = _gate_and_up(inner, ctx.sizes)
+            d_inner, d_biases = between.activation_backward(
+                (d_out @ w_down).view_as(hidden), gate, up, ctx.kind, ctx.biased
+            )
+            d_inner = _rows(d_inner)
+        d_weights = _weight_gradient(d_inner, _rows(x), _common(of_inner)).split(ctx.sizes)
+        return (d_inner @ w_inner).view_as(x), None, d_down, *d_weights, *d_biases
 
 
-def _inner_gradients(
-    d_out: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, kind: str, biased: list[bool]
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Return the gradients of gate and up as matrices, and their sums over the rows where there is a bias."""
-    if up is None and kind == EPILOGUE and cublaslt.supports(d_out, down, _rows(gate)):
-        d_gate = cublaslt.gelu_backward(d_out, down, _rows(gate))
-        return [d_gate], [between.column_sums([d_gate])[0] if biased[0] else None]
-    d_hidden = (d_out @ down).view_as(gate)
-    d_inner, sums = between.activation_backward(d_hidden, gate, up, kind, any(biased))
-    wanted = [total if has_bias else None for total, has_bias in zip(sums, biased, strict=False)]
-    return [_rows(d) for d in d_inner], wanted or [None] * len(d_inner)
+def _gate_and_up(inner: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor | None]:
+    gate, *others = inner.split(sizes, -1)
+    return gate, others[0] if others else None
+
+
+def _common(dtypes: set[torch.dtype]) -> torch.dtype:
+    """Return the dtype of gradients that one matmul computes: bfloat16, if that of each may be."""
+    return torch.float32 if torch.float32 in dtypes else torch.bfloat16
 
 
 def feed(x: Tensor, kind: str, down: nn.Linear, *inner: nn.Linear) -> Tensor:
-    """Return a feed-forward without the bias of its last layer."""
-    weights = (t for layer in inner for t in (layer.weight, layer.bias))
-    out: Tensor = _FeedForward.apply(x, kind, down.weight, *weights)
+    """Return a feed-forward without the bias of its last layer. `can_join` must hold for the inner layers."""
+    biases = [layer.bias for layer in inner if layer.bias is not None]
+    out: Tensor = _FeedForward.apply(x, kind, down.weight, *(layer.weight for layer in inner), *biases)
     return out
