@@ -178,6 +178,7 @@ def test_what_is_not_fused_has_a_reason(monkeypatch):
 )
 def test_smaller_gpus_have_no_fused_kernels(monkeypatch, capability, room, reason):
     properties = types.SimpleNamespace(shared_memory_per_block_optin=room)
+    monkeypatch.setattr(steps, "_unsupported_gpu", steps._unsupported_gpu.__wrapped__)  # which forgets the answer
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert steps.unsupported_device(torch.device("cuda")) == reason

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,13 +47,19 @@ def why_not_fused(model: DecoderLM | Seq2Seq, batch: int, precision: str) -> str
 
 
 def unsupported_device(device: torch.device) -> str | None:
-    if device.type == "cuda":
-        if torch.cuda.get_device_capability(device) < (9, 0):
-            return "the GPU is older than compute capability 9.0"
-        room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
-        if room < SHARED_MEMORY:
-            return f"a block has {room} bytes of shared memory on this GPU, and the kernels need {SHARED_MEMORY}"
+    if device.type == "cuda" and (reason := _unsupported_gpu(device)) is not None:
+        return reason
     return None if nvrtc.is_available() else "CUDA's run-time compiler (libnvrtc) was not found"
+
+
+@cache  # each generation asks, before its prompt is launched
+def _unsupported_gpu(device: torch.device) -> str | None:
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return "the GPU is older than compute capability 9.0"
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
+    if room < SHARED_MEMORY:
+        return f"a block has {room} bytes of shared memory on this GPU, and the kernels need {SHARED_MEMORY}"
+    return None
 
 
 class EngineStep:
