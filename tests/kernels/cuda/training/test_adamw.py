@@ -171,41 +171,6 @@ def test_gradients_and_state_of_the_wrong_layout_are_left_to_torch(monkeypatch):
 
 @needs_compiler
 @pytest.mark.usefixtures("_emulated")
-def test_copies_of_parameters_that_are_read_together_are_parts_of_one_matrix():
-    one = optimizer([(3, 4), (8,), (5, 4), (8,), (2, 4)])
-    first, second, third = one.param_groups[0]["params"]
-    wanted = torch.cat([first, second, third]).bfloat16()
-    assert torch.equal(copies.in_bfloat16(first, second, third), wanted)
-    assert not hasattr(first, copies.COPY)
-    give(one, 0)
-    adamw.step(one, None, None)
-    whole = copies.in_bfloat16(first, second, third)
-    assert torch.equal(whole, torch.cat([first, second, third]).bfloat16())
-    assert whole.data_ptr() == getattr(first, copies.COPY).data_ptr()
-    assert not torch.equal(whole, wanted)
-    for others in ((second, first, third), (first, second), (second, third), (first, second, third, first)):
-        assert torch.equal(copies.in_bfloat16(*others), torch.cat(others).bfloat16())
-    changed = whole.clone()
-    with torch.no_grad():
-        second.mul_(2)
-    assert torch.equal(copies.in_bfloat16(first, second, third)[3:8], 2 * changed[3:8])  # not captured: renewed
-
-
-def test_copies_of_heads():
-    """Their gradients stay float32, and rows are filled up with zeros where matmuls need more of them."""
-    weight = torch.nn.Parameter(torch.randn(8, 3))
-    assert torch.equal(copies.of_head(weight, 8), weight.bfloat16())
-    copies.make([weight])
-    assert copies.of_head(weight, 8).data_ptr() == getattr(weight, copies.COPY).data_ptr()
-    assert weight.grad_dtype is torch.float32
-    padded = copies.of_head(weight, 16)
-    assert torch.equal(padded[:8], weight.bfloat16())
-    assert not padded[8:].any()
-    assert not hasattr(copies.of_head(weight.detach(), 8), copies.ROOM)
-
-
-@needs_compiler
-@pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("shapes", [[(1,)], [(3,), (130, 65), (2048,), (5, 16384 + 9)], [(7,)] * 70])
 def test_norms(shapes):
     draw = torch.Generator().manual_seed(0)
