@@ -4,7 +4,7 @@ Masks, positions and windows are those of the engine. A part that the kernels do
 
 Launching all this takes longer than computing a prompt of some hundred tokens. So prompts of up to `CAPTURED` tokens
 are padded on the right, where causal attention does not see it, and the second prompt of a padded length is captured as
-a CUDA graph. Captured or not, the same operations run, so the result does not depend on earlier calls.
+CUDA graphs. Captured or not, the same operations run, so the result does not depend on earlier calls.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ class PromptReader:
             return self._hidden(self.compute(x, context, held, range(len(self.attends)))[:, -1:])
 
     def _replay(self, tokens: Int[Tensor, "B T"], length: int, cache: Cache | None) -> Float[Tensor, "B 1 D"]:
-        """Read whole prompts of one length, as a graph from the second time on."""
+        """Read whole prompts of one length, as graphs from the second time on."""
         batch, new = tokens.shape
         prompt = self.prompts.pop((batch, length), None) or CapturedPrompt(self, batch, length)
         self.prompts[batch, length] = prompt  # the newest is last
