@@ -39,6 +39,23 @@ def test_without_a_gpu_there_is_nothing_to_multiply_with():
     assert not cublaslt.is_available()
 
 
+def test_the_fastest_algorithm_with_the_same_bits_is_taken(monkeypatch):
+    out, last = torch.zeros(4, dtype=torch.bfloat16), []
+
+    def multiply(name):
+        last.append(name)
+        out.fill_(1.0078125 if name == "other bits" else float("nan") if name == "not a number" else 1.0)
+        return 7 if name == "refused" else 0
+
+    seconds = {"slow": 3.0, "fast": 2.0, "other bits": 1.0}
+    monkeypatch.setattr(cublaslt, "milliseconds", lambda work: work() or seconds[last[-1]])
+    offers = ["refused", "slow", "other bits", "not a number", "fast"]
+    assert cublaslt.fastest_equal(offers, multiply, (out,)) == "fast"
+    assert cublaslt.fastest_equal(["other bits", *offers], multiply, (out,)) == "other bits"  # it is the first
+    with pytest.raises(cublaslt.CudaError, match="refused all"):
+        cublaslt.fastest_equal(["refused"], multiply, (out,))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not cublaslt.is_available(), reason="no NVIDIA GPU on this machine")
 def test_on_a_gpu():
