@@ -132,7 +132,7 @@ def head_kernel(
 
 def leave_to_embedding(weight: Tensor, gradient: Tensor) -> Tensor | None:
     """Return the gradient of the head's weight; None if an embedding with the same weight takes it."""
-    if kernels is None or torch.compiler.is_compiling():
+    if kernels is None or torch.compiler.is_compiling() or not hasattr(weight, kernels.blocks.embedding.SLOT):
         return gradient
     left: Tensor | None = kernels.blocks.embedding.leave(weight, gradient)
     return left
@@ -161,4 +161,5 @@ def adamw_kernel(optimizer: Any) -> types.ModuleType | None:
 
 def norm_kernel(gradients: list[Tensor]) -> Any:
     """Return the module with a faster norm of all gradients, or None."""
-    return None if kernels is None else kernels.norm_kernel(gradients)
+    on_gpu = bool(gradients) and gradients[0].is_cuda
+    return kernels.norm_kernel(gradients) if kernels is not None and on_gpu else None
