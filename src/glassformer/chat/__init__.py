@@ -1,8 +1,33 @@
-"""Conversations: rows of data files, chat templates, token ids with the mask of what is learned, and chatting."""
+"""Conversations: rows of data files, chat templates, token ids with the mask of what is learned, and chatting.
 
-from glassformer.chat.errors import ChatError
-from glassformer.chat.formats import Example, Format, read_examples
-from glassformer.chat.render import Rendered, Renderer
-from glassformer.chat.template import ChatTemplate
+Names are imported when first used: training on a text reads rows, and needs no templates.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "ChatError": "errors",
+    "ChatTemplate": "template",
+    "Example": "formats",
+    "Format": "formats",
+    "Rendered": "render",
+    "Renderer": "render",
+    "read_examples": "formats",
+}
 
 __all__ = ["ChatError", "ChatTemplate", "Example", "Format", "Rendered", "Renderer", "read_examples"]
+
+if TYPE_CHECKING:
+    from glassformer.chat.errors import ChatError
+    from glassformer.chat.formats import Example, Format, read_examples
+    from glassformer.chat.render import Rendered, Renderer
+    from glassformer.chat.template import ChatTemplate
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -27,7 +27,6 @@ from glassformer.training.objective import Batch, float8_head, make_batch, summe
 from glassformer.training.optimizers import Average, Optimizer, clip, evaluating, factor, require_gradient, trained
 from glassformer.training.probes import Probe, chosen_probes, measure
 from glassformer.training.run import Run, run_to_dict
-from glassformer.training.sample import can_sample, sample_state
 from glassformer.training.session import Resume, load_weights, starting_model, starting_values
 from glassformer.weights.tensors import Stored
 
@@ -281,8 +280,8 @@ def _run(
     def between() -> Iterator[Callable[[], object]]:
         """Yield the work that is due after a step."""
         step, every = state.step, run.loop
-        if every.sample_every and step % every.sample_every == 0 and can_sample(state.model):
-            yield lambda: log(event="sample", step=step, text=sample_state(state, data))
+        if every.sample_every and step % every.sample_every == 0:
+            yield lambda: _sample(state, data, log)
         if probes and step % run.probe.every == 0:
             yield probe
         if step % every.eval_every == 0 or step == every.steps:
@@ -314,6 +313,13 @@ def _run(
             raise Stopped(number)
     state.writer.settle()
     log(event="end", step=state.step, best=state.best, seconds=throughput.seconds())
+
+
+def _sample(state: TrainState, data: Source, log: Log) -> None:
+    from glassformer.training.sample import can_sample, sample_state  # it imports all of `generation`
+
+    if can_sample(state.model):
+        log(event="sample", step=state.step, text=sample_state(state, data))
 
 
 def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor | float]]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from glassformer.lens.heads import head_table
 from glassformer.model import Model
 from glassformer.sizing.parameters import PARTS, part_of
 from glassformer.training import checkpoint
@@ -68,6 +67,8 @@ def head_scores(model: Model, data: Source, run: Run) -> dict[str, Any]:
 
     They are measured on the same random repeated sequences each time.
     """
+    from glassformer.lens.heads import head_table  # not needed by other runs
+
     table = head_table(model, rows=16, seed=run.seed, weights=False)
     grids: dict[str, list[list[float | None]]] = {name: [[] for _ in range(model.config.n_layers)] for name in SCORES}
     for row in table.rows:

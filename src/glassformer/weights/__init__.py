@@ -2,21 +2,28 @@
 
 No pickle is opened but the `ckpt.pt` of nanoGPT, of which only tensors and plain values are read, and transformers is
 never imported. A saved model is read back and compared bit for bit before it replaces anything.
+
+Names are imported when first used: a training run with fresh weights needs no format of other libraries.
 """
 
-from glassformer.weights.errors import WeightsError
-from glassformer.weights.export import save
-from glassformer.weights.folder import (
-    load,
-    load_chat_template,
-    load_config,
-    load_special_tokens,
-    load_to_compute,
-    load_tokenizer,
-    resolve,
-    resolve_unless_preset,
-)
-from glassformer.weights.verify import compare_logits, record_reference, verify_folder
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "WeightsError": "errors",
+    "compare_logits": "verify",
+    "load": "folder",
+    "load_chat_template": "folder",
+    "load_config": "folder",
+    "load_special_tokens": "folder",
+    "load_to_compute": "folder",
+    "load_tokenizer": "folder",
+    "record_reference": "verify",
+    "resolve": "folder",
+    "resolve_unless_preset": "folder",
+    "save": "export",
+    "verify_folder": "verify",
+}
 
 __all__ = [
     "WeightsError",
@@ -33,3 +40,26 @@ __all__ = [
     "save",
     "verify_folder",
 ]
+
+if TYPE_CHECKING:
+    from glassformer.weights.errors import WeightsError
+    from glassformer.weights.export import save
+    from glassformer.weights.folder import (
+        load,
+        load_chat_template,
+        load_config,
+        load_special_tokens,
+        load_to_compute,
+        load_tokenizer,
+        resolve,
+        resolve_unless_preset,
+    )
+    from glassformer.weights.verify import compare_logits, record_reference, verify_folder
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
