@@ -158,7 +158,10 @@ class JsonTokenizer(Tokenizer):
     (SentencePiece), can differ at their edges from what it makes of the whole, by a token in about 20,000.
     """
 
-    def __init__(self, text: str, kind: str = "json", source: str = "the tokenizer") -> None:
+    def __init__(
+        self, text: str, kind: str = "json", source: str = "the tokenizer", vocabulary: dict[str, int] | None = None
+    ) -> None:
+        """`vocabulary` is that of the text without added tokens, if it was read: a large one takes long to ask for."""
         from tokenizers import Tokenizer as Engine  # characters and bytes do without it
 
         try:
@@ -170,12 +173,14 @@ class JsonTokenizer(Tokenizer):
         self.kind, self._text = kind, text
         self.engine.no_truncation()
         self.engine.no_padding()
-        vocabulary = self.engine.get_vocab(with_added_tokens=True)
-        if not vocabulary:
+        if vocabulary is None:
+            vocabulary = self.engine.get_vocab(with_added_tokens=False)
+        self._size = 1 + max([*vocabulary.values(), *self.engine.get_added_tokens_decoder()], default=-1)
+        if not self._size:
             raise DataError(f"{source} has an empty vocabulary: give a {FILE} that was trained.")
-        self._size = max(vocabulary.values()) + 1
-        if (end := next((name for name in ENDS if name in vocabulary), None)) is not None:
-            self.end_of_text, self.separator = vocabulary[end], end
+        for name in reversed(ENDS):
+            if (end := self.engine.token_to_id(name)) is not None:
+                self.end_of_text, self.separator = end, name
 
     @property
     def vocab_size(self) -> int:
@@ -321,7 +326,7 @@ def from_json(text: str, source: str = "the tokenizer") -> Tokenizer:
     own = ByteTokenizer()
     if model.get("type") == "BPE" and vocabulary == _byte_signs() and json.loads(own.to_json()) == content:
         return own
-    return JsonTokenizer(text, _bpe_or_json(content), source)
+    return JsonTokenizer(text, _bpe_or_json(content), source, vocabulary if isinstance(vocabulary, dict) else None)
 
 
 def _bpe_or_json(content: dict[str, Any]) -> str:
