@@ -4,11 +4,17 @@ import contextlib
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 
 import pytest
+import torch
 
 from glassformer import training
+from glassformer.config import presets
+from glassformer.model import build
+from glassformer.model.device import opening_gpu
+from glassformer.model.transformer import allocate, init_weights
 from glassformer.training import first_postponed, importing_compiler, postponed_collection
 
 
@@ -130,3 +136,43 @@ assert not found, found
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_first_step_imports_what_it_needs_only(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 100)
+    script = f"""
+import sys
+from glassformer.training import open_session, read_run, train
+changes = ('data.corpus="{text}"', 'machine.device=cpu', 'loop.batch=2', 'loop.context=8', 'out="{tmp_path}/run"')
+class Done(Exception): pass
+def listen(event):
+    if event['event'] == 'step':
+        raise Done
+session = open_session(read_run('', changes))
+try:
+    train(session.run, session.data, listen)
+except Done:
+    heavy = ('torch._dynamo', 'torch._inductor', 'torch.distributed.fsdp', 'torch.distributed.tensor', 'sympy')
+    heavy += ('glassformer.weights.families', 'glassformer.generation', 'glassformer.lens', 'jinja2')
+    print([name for name in heavy if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["[]"], done.stderr
+
+
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_a_machine_without_a_gpu_opens_none(cuda, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: 1 / 0)
+    with opening_gpu():
+        pass
+
+
+def test_other_work_is_done_while_weights_are_drawn():
+    config = presets.nano(d_model=1024, n_layers=1, vocab_size=2048)  # some matrices are drawn in parts
+    model, seen = allocate(config, "cpu"), []
+    init_weights(model, 3, lambda: seen.append(threading.current_thread()))
+    assert seen == [threading.main_thread()]
+    for name, wanted in build(config, seed=3).named_parameters():
+        assert torch.equal(model.get_parameter(name), wanted), name

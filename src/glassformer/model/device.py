@@ -4,11 +4,13 @@ The choice is a function of the call and of what the machine can do (its GPU, it
 timing: a busy moment must not change the dtype of a run. Timings are only reported.
 """
 
+import contextlib
 import ctypes
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -41,6 +43,20 @@ def choose_device(wanted: str = "auto") -> str:
     if wanted == "cuda" and not available:
         raise ValueError("device='cuda' was requested but no CUDA device is here: use 'auto' or 'cpu'.")
     return ("cuda" if available else "cpu") if wanted == "auto" else wanted
+
+
+@contextlib.contextmanager
+def opening_gpu() -> Iterator[None]:
+    """Open the first GPU, if there is one, while the block runs: a third of a second for its driver and a context."""
+    with ThreadPoolExecutor(1) as background:
+        if torch.version.cuda is not None:
+            background.submit(_open_gpu)  # its errors are those of the first use, which reports them
+        yield
+
+
+def _open_gpu() -> None:
+    ctypes.CDLL("libcuda.so.1").cuInit(0)  # most of the time; torch would not let other threads run meanwhile
+    torch.cuda.synchronize()
 
 
 def bfloat16_support(device: str) -> tuple[bool, str]:

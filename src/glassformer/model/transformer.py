@@ -5,7 +5,7 @@ A model computes logits, nothing else: loss, sampling and optimizers live elsewh
 
 import fnmatch
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -255,17 +255,21 @@ def build(
     >>> sum(p.numel() for p in model.parameters())
     124439808
     """
-    if isinstance(config, str):
-        config = presets.get(config)
+    model = allocate(presets.get(config) if isinstance(config, str) else config, device, dtype)
+    if model.device.type != "meta":
+        init_weights(model, seed)
+    return model
+
+
+def allocate(config: c.ModelConfig, device: str | torch.device, dtype: torch.dtype = torch.float32) -> Model:
+    """Return a model whose weights have memory and no values yet; on device "meta" they have no memory either."""
     with torch.device("meta"), _Unfilled():
         model = _construct(config)
     model = model.to(dtype).eval()
     if torch.device(device).type == "meta":
         return model
     # as `to_empty`, whose `empty_like` of a meta tensor imports torch's compiler: a second or two for nothing
-    model = model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
-    init_weights(model, seed)
-    return model
+    return model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
 
 
 class _Unfilled(TorchFunctionMode):
@@ -295,13 +299,18 @@ def _construct(config: c.ModelConfig) -> Model:
 
 
 @torch.no_grad()
-def init_weights(model: Model, seed: int) -> None:
-    """Fill every parameter from TABLE, drawing on the CPU in float32 so that devices and dtypes agree."""
+def init_weights(model: Model, seed: int, meanwhile: Callable[[], object] | None = None) -> None:
+    """Fill every parameter from TABLE, drawing on the CPU in float32 so that devices and dtypes agree.
+
+    `meanwhile` is called while threads draw large weights. It must not read weights.
+    """
     generator, device = torch.Generator().manual_seed(seed), model.device
     # copies are launched on the stream of this thread, on which the memory was allocated
     stream = (torch.cuda.set_stream, (torch.cuda.current_stream(device),)) if device.type == "cuda" else (None, ())
     with ThreadPoolExecutor(torch.get_num_threads(), "drawing", *stream) as pool:
         started = [_fill(model, name, p.detach(), generator, pool) for name, p in model.named_parameters()]
+        if meanwhile is not None:
+            meanwhile()
     for job in (job for jobs in started for job in jobs):
         job.result()
     for buffer in model.buffers():  # corrections of routers

@@ -74,11 +74,16 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     alone = group is ALONE
     device, dtype, compiled = group.agree(choose_machine(run, alone))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
+
+    def meanwhile(model: Model) -> None:
+        if device.type == "cuda":
+            measure_matmul(device.type, dtype, 64, repeats=0)  # loads cuBLAS
+        if compiled or is_capturable(run, device, alone):
+            accelerate.fill_tables(model, run.context, device)
+
     # a model that will be sharded may not fit on one device: it gets memory when it is sharded
     with importing_compiler() if compiled and not run.start.model else contextlib.nullcontext():
-        model = starting_model(run, "meta" if group.sharded else device, resumed).train()
-        if device.type == "cuda":
-            measure_matmul(device.type, dtype, 64, repeats=0)  # loads cuBLAS meanwhile
+        model = starting_model(run, "meta" if group.sharded else device, resumed, meanwhile).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
@@ -95,8 +100,6 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
         frozen = len(parameters) < len(list(model.parameters()))
         request = kernel_request(run, device, dtype, compiled, group.sharded, alone) | {"frozen": frozen}
         kernels = accelerate.install(model, **request)
-    if compiled or is_capturable(run, device, alone):
-        accelerate.fill_tables(model, run.context, device)
     if compiled or run.machine.recompute != "no":
         from glassformer.training.blocks import prepare_blocks  # not needed by other runs
 

@@ -1,10 +1,11 @@
 """Prepare a run to start: prepare the corpus, fit the model to the tokenizer, read the checkpoint to resume from."""
 
+import contextlib
 import dataclasses
 import glob
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from glassformer.config import ConfigError, Special, to_toml
 from glassformer.model import Model, build
-from glassformer.model.transformer import initial_values
+from glassformer.model.device import opening_gpu
+from glassformer.model.transformer import allocate, init_weights, initial_values
 from glassformer.training import checkpoint
 from glassformer.training.data.source import Prepared, Source, prepare_corpus
 from glassformer.training.data.tasks import TaskData
@@ -42,6 +44,11 @@ class Session:
 def open_session(run: Run) -> Session:
     """Prepare the data and fit the model's vocabulary to the tokenizer."""
     group.check(run)
+    with opening_gpu() if run.machine.device != "cpu" and group.world_size() == 1 else contextlib.nullcontext():
+        return _open(run)
+
+
+def _open(run: Run) -> Session:
     if not run.start.model:
         data = _prepare(run)
         return _opened(fit_model(run, data), data)
@@ -86,23 +93,29 @@ def _check_ids(run: Run, data: Source) -> None:
         )
 
 
-def starting_model(run: Run, device: str | torch.device, resumed: bool = False) -> Model:
+def starting_model(run: Run, device: str | torch.device, resumed: bool, meanwhile: Callable[[Model], object]) -> Model:
     """Return the model of the first step: fresh, or that of [start]. A resumed run gets its weights afterwards.
 
-    On device "meta" it has no values: `starting_values` has them.
+    On device "meta" it has no values: `starting_values` has them. `meanwhile` is called with the model, while fresh
+    weights are drawn, or after others are loaded. It must not read weights.
     """
+    tuned = run.start.model or run.optim.freeze
     if torch.device(device).type == "meta":
-        model = build(run.model, device=device)
-        if run.start.model or run.optim.freeze:
+        model = allocate(run.model, device)
+        if tuned:
             from glassformer.training.tuning.prepare import hold_and_freeze
 
             hold_and_freeze(model, run)
-        return model
-    if not (run.start.model or run.optim.freeze):
-        return build(run.model, seed=run.seed, device=device)
-    from glassformer.training.tuning.prepare import tuned_model
+    elif tuned:
+        from glassformer.training.tuning.prepare import tuned_model
 
-    return tuned_model(run, device, resumed)
+        model = tuned_model(run, device, resumed)
+    else:
+        model = allocate(run.model, device)
+        init_weights(model, run.seed, lambda: meanwhile(model))
+        return model
+    meanwhile(model)
+    return model
 
 
 def starting_values(run: Run, resumed: bool) -> Iterator[tuple[str, Tensor]]:
