@@ -15,6 +15,8 @@ def test_windows_by_layer_and_the_scale_that_llama_cpp_assumes():
     assert read["layer_types"] == ["sliding_attention", "full_attention"] * 2
     assert (read["sliding_window"], read["query_pre_attn_scalar"]) == (9, 4)
     metadata = {f"gemma3.{key.gguf}": 7 for key in gemma3.keys}
+    assert gemma3.config(metadata, ())["layer_types"] == ["full_attention"] * 7
+    metadata["gemma3.attention.sliding_window"] = 9
     assert [kind[:4] for kind in gemma3.config(metadata, ())["layer_types"]] == ["slid"] * 5 + ["full", "slid"]
     pattern = {"gemma3.attention.sliding_window_pattern": [False, True] * 3 + [False]}
     assert gemma3.config(metadata | pattern, ())["layer_types"][:2] == ["full_attention", "sliding_attention"]
@@ -48,7 +50,7 @@ def test_what_llama_cpp_computes_from_the_rest_and_what_config_json_does_not_hav
         find("smollm3").metadata(data | {"no_rope_layers": [0, *layers[1:]]})
     metadata = {f"smollm3.{key.gguf}": 8 for key in find("smollm3").keys}
     assert find("smollm3").config(metadata, ())["no_rope_layers"] == layers
-    olmoe = {key.hf: 8 for key in find("olmoe").keys} | ROPE
+    olmoe = {key.hf: 8 for key in find("olmoe").keys} | ROPE | {"head_dim": 1}
     with pytest.raises(WeightsError, match=r"num_key_value_heads=2 cannot be written .* with 8 only"):
         find("olmoe").metadata(olmoe | {"num_key_value_heads": 2})
     bloom = find("bloom").metadata({key.hf: 8 for key in find("bloom").keys})

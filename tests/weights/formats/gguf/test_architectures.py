@@ -45,7 +45,9 @@ def test_names_are_those_that_the_library_has_for_the_architecture(case):
 
 
 def test_unknown_names():
-    with pytest.raises(WeightsError, match=r"general\.architecture='mamba' is not known: known are gpt2, llama"):
+    with pytest.raises(
+        WeightsError, match=r"general\.architecture='mamba' is not known: known are gpt2, starcoder, llama"
+    ):
         find("mamba")
     with pytest.raises(WeightsError, match="a bert model cannot be written as GGUF"):
         for_type("bert")

@@ -11,6 +11,8 @@ from glassformer.weights.formats.gguf.rope import ORIGINAL, frequency_factors, r
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, ORIGINAL: 8192}
+WHOLE = {"partial_rotary_factor": 1.0}
+"""Is always read, because some families rotate a part of each head unless they are told otherwise."""
 TABLES = [
     {"rope_type": "default", "rope_theta": 1e6},
     {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -21,7 +23,7 @@ TABLES = [
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table["rope_type"])
 def test_there_and_back(table):
     sizes = {"embedding_length": 64, "attention.head_count": 4}
-    assert read_rope(write_rope({**SIZES, "rope_parameters": table}) | sizes)["rope_parameters"] == table
+    assert read_rope(write_rope({**SIZES, "rope_parameters": table}) | sizes)["rope_parameters"] == {**table, **WHOLE}
 
 
 def test_the_attention_factor_of_yarn_is_relative_to_its_default_there():
@@ -49,6 +51,7 @@ def test_layers_with_a_window_have_their_own_base_and_heads_may_be_rotated_in_pa
     tables = {"full_attention": TABLES[1], "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
     written = write_rope({**SIZES, "rope_parameters": tables})
     assert (written["rope.freq_base"], written["rope.freq_base_swa"]) == (1e4, 100.0)
+    tables["full_attention"] = TABLES[1] | WHOLE
     assert read_rope(written | {"attention.key_length": 16})["rope_parameters"] == tables
     with pytest.raises(WeightsError, match="'linear' of layers with a window"):
         write_rope({**SIZES, "rope_parameters": {"full_attention": TABLES[0], "sliding_attention": TABLES[1]}})

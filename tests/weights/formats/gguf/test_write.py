@@ -40,6 +40,16 @@ def test_a_window_limits_the_context():
         describe(config, random(config).state_dict())
 
 
+def test_a_window_is_left_out_if_no_architecture_with_windows_computes_the_rest():
+    """SmolLM3 has windows in some layers, but llama.cpp computes it without the scaling of Llama 3."""
+    windows = Attention(6, n_kv_heads=2, bias=False, window=9, window_layers=(0, 2))
+    config = llama(windows, position=CASES["llama-llama3"].position)
+    described = describe(config, random(config).state_dict())
+    assert described.architecture.name == "llama"
+    assert described.metadata["llama.context_length"] == 9
+    assert "window of 9 tokens" in described.notes[0]
+
+
 def test_tensors_without_a_name_there_and_unknown_quantisations():
     state = {**random(llama()).state_dict(), "decoder.extra.weight": torch.ones(2)}
     with pytest.raises(WeightsError, match=r"does not have cannot be written as GGUF \(1: decoder.extra.weight\)"):

@@ -34,3 +34,39 @@ class PlusOne(Transform):
 
 
 PLUS_ONE = PlusOne()
+
+
+class Vector(Transform):
+    """A vector: ours is a matrix of one row."""
+
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        return [theirs[None]]
+
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        return ours[0][0]
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        return ours[0][1:]
+
+
+VECTOR = Vector()
+
+
+@dataclass(frozen=True)
+class ByHead(Transform):
+    """A matrix as one for each head; `transposed`: each of them transposed."""
+
+    heads: int
+    transposed: bool = False
+
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        return [(theirs.transpose(1, 2) if self.transposed else theirs).reshape(shapes[0])]
+
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        heads = ours[0].unflatten(0, (self.heads, -1))
+        return heads.transpose(1, 2) if self.transposed else heads
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        rows, columns = ours[0]
+        width = rows // self.heads
+        return (self.heads, columns, width) if self.transposed else (self.heads, width, columns)

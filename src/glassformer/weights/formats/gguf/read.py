@@ -1,7 +1,7 @@
 """Read a GGUF file: `families` makes a config of its metadata, written as a config.json; its tensors get our names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from glassformer.weights import convert, families
 from glassformer.weights.convert import Drop
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
-from glassformer.weights.formats.gguf.architecture import Architecture
+from glassformer.weights.formats.gguf.architecture import LATER_LAYERS, Architecture
 from glassformer.weights.formats.gguf.architectures import find
 from glassformer.weights.formats.gguf.file import PLAIN, GgufFile, open_gguf
 from glassformer.weights.formats.gguf.rope import FREQUENCIES, recognize_factors
@@ -23,6 +23,9 @@ DROPS = tuple(
     Drop(name, "frequencies, of which the config has the parameters")
     for name in (FREQUENCIES, "blk.{i}.attn_rot_embd", "blk.{i}.attn_rot_embd.weight", "blk.{i}.rope_freqs.weight")
 )
+LATER = Drop("blk.{i}.{rest}", "a layer that predicts several tokens at once", notice=True, beyond=True)
+VECTOR = "ffn_gate_inp_shexp.weight"
+"""A vector that converters also write as a matrix of one row, which llama.cpp takes for the same."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class GgufSource:
     data: dict[str, Any]
     """The metadata as a config.json."""
     tensors: Tensors
+    drops: tuple[Drop, ...]
     notes: list[str]
 
     def config(self) -> ModelConfig:
@@ -52,7 +56,7 @@ class GgufSource:
         rows = self.architecture.rows(config)
         try:
             moves = convert.plan(rows, convert.shapes(config), "")
-            state, notes = convert.read(self.tensors, moves, rows, DROPS, "", dtype, device, copy)
+            state, notes = convert.read(self.tensors, moves, rows, self.drops, "", dtype, device, copy)
         except WeightsError as error:
             raise self._refused(error) from None
         return config, state, [*self.notes, *notes]
@@ -86,7 +90,11 @@ def _source(file: GgufFile) -> GgufSource:
         data |= recognize_factors(file.tensors[FREQUENCIES].read(), data)
     quantised = sorted({t.type for t in file.tensors.values()} - PLAIN.keys())
     notes = [f"{', '.join(quantised)} tensors were dequantised."] if quantised else []
-    return GgufSource(file.path, architecture, data, Tensors(file.tensors, (file.mapped,)), notes)
+    has_later = bool(file.metadata.get(f"{architecture.name}.{LATER_LAYERS}"))
+    rows = {n: t for n, t in file.tensors.items() if n.endswith(VECTOR) and len(t.shape) == 2 and t.shape[0] == 1}
+    tensors = file.tensors | {name: replace(row, shape=row.shape[1:]) for name, row in rows.items()}
+    drops = (*DROPS, LATER) if has_later else DROPS
+    return GgufSource(file.path, architecture, data, Tensors(tensors, (file.mapped,)), drops, notes)
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:

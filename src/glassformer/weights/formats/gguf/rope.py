@@ -15,6 +15,8 @@ from glassformer.weights.errors import WeightsError
 
 ORIGINAL = "original_max_position_embeddings"
 FREQUENCIES = "rope_freqs.weight"
+WINDOW_BASE = "rope.freq_base_swa"
+"""The base of layers with a window."""
 
 
 def write_rope(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,12 +27,13 @@ def write_rope(data: Mapping[str, Any]) -> dict[str, Any]:
         "rope.dimension_count": int(_width(data) * table.get("partial_rotary_factor", 1.0)),
     }
     if (sliding := data["rope_parameters"].get("sliding_attention")) is not None:
-        if sliding["rope_type"] != "default":
+        _check_unscaled(sliding)
+        if table.get("attention_factor") is not None:
             raise WeightsError(
-                f"rope_type={sliding['rope_type']!r} of layers with a window cannot be written as GGUF: llama.cpp "
-                "scales the frequencies of the other layers only."
+                f"attention_factor={table['attention_factor']!r} of YaRN cannot be written as GGUF for a model with "
+                "windows: llama.cpp multiplies the layers with a window by it too."
             )
-        out["rope.freq_base_swa"] = float(sliding["rope_theta"])
+        out[WINDOW_BASE] = float(sliding["rope_theta"])
     match table["rope_type"]:
         case "default" | "llama3":
             pass
@@ -41,6 +44,14 @@ def write_rope(data: Mapping[str, Any]) -> dict[str, Any]:
         case kind:
             raise WeightsError(f"rope_type={kind!r} cannot be written as GGUF: use --to hf or --to glass.")
     return out
+
+
+def _check_unscaled(sliding: Mapping[str, Any]) -> None:
+    if sliding["rope_type"] != "default":
+        raise WeightsError(
+            f"rope_type={sliding['rope_type']!r} of layers with a window cannot be written as GGUF: llama.cpp scales "
+            "the frequencies of the other layers only."
+        )
 
 
 def _full(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,11 +75,12 @@ def _write_yarn(table: Mapping[str, Any]) -> dict[str, Any]:
         "rope.scaling.yarn_beta_slow": float(table.get("beta_slow", 1)),
     }
     if table.get("attention_factor") is not None:  # llama.cpp multiplies it by the default of the paper
-        out["rope.scaling.attn_factor"] = table["attention_factor"] / _default_factor(table["factor"])
+        out["rope.scaling.attn_factor"] = table["attention_factor"] / default_factor(table["factor"])
     return out
 
 
-def _default_factor(factor: float) -> float:
+def default_factor(factor: float) -> float:
+    """Return the factor of YaRN on sines and cosines if a model does not give another one."""
     return 0.1 * math.log(factor) + 1
 
 
@@ -84,17 +96,38 @@ def read_rope(own: Mapping[str, Any]) -> dict[str, Any]:
         table |= {"beta_fast": own.get("rope.scaling.yarn_beta_fast", 32.0)}
         table |= {"beta_slow": own.get("rope.scaling.yarn_beta_slow", 1.0)}
         if "rope.scaling.attn_factor" in own:
-            table["attention_factor"] = own["rope.scaling.attn_factor"] * _default_factor(table["factor"])
+            table["attention_factor"] = own["rope.scaling.attn_factor"] * default_factor(table["factor"])
     elif kind != "none":
         raise WeightsError(f"the metadata has rope.scaling.type={kind!r}: only none, linear and yarn are supported.")
     if "rope.dimension_count" in own:
         width = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
-        if own["rope.dimension_count"] != width:
-            table["partial_rotary_factor"] = own["rope.dimension_count"] / width
-    if "rope.freq_base_swa" in own:
-        sliding = {"rope_type": "default", "rope_theta": float(own["rope.freq_base_swa"])}
+        table["partial_rotary_factor"] = own["rope.dimension_count"] / width
+    if WINDOW_BASE in own:
+        sliding = {"rope_type": "default", "rope_theta": float(own[WINDOW_BASE])}
         return {"rope_parameters": {"full_attention": table, "sliding_attention": sliding}}
     return {"rope_parameters": table, "rope_theta": table["rope_theta"]}
+
+
+def write_one_base(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Like `write_rope`, where llama.cpp takes the same base for layers with a window and for the others."""
+    sliding = data["rope_parameters"].get("sliding_attention")
+    if sliding is None:
+        return write_rope(data)
+    _check_unscaled(sliding)
+    full = _full(data) if "full_attention" in data["layer_types"] else sliding
+    if sliding["rope_theta"] != full["rope_theta"]:
+        raise WeightsError(
+            f"rope_theta={sliding['rope_theta']!r} of layers with a window cannot be written as GGUF: llama.cpp "
+            f"computes them with {full['rope_theta']!r}, that of the other layers."
+        )
+    return write_rope({**data, "rope_parameters": full}) | {WINDOW_BASE: float(full["rope_theta"])}
+
+
+def read_one_base(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of config.json from metadata: `write_one_base` backwards."""
+    if own.get("attention.sliding_window"):
+        return read_rope({**own, WINDOW_BASE: own.get("rope.freq_base", 10000.0)})
+    return read_rope({key: value for key, value in own.items() if key != WINDOW_BASE})
 
 
 def frequency_factors(data: Mapping[str, Any]) -> Tensor | None:

@@ -29,6 +29,10 @@ SMALL = ("q5_1", "q5_0", "q4_1", "q4_0")
 FILE_TYPES = {"f32": "ALL_F32"}
 
 
+class RefusedError(WeightsError):
+    """llama.cpp has an architecture for a type of this model, but computes something else."""
+
+
 @dataclass(frozen=True)
 class GgufModel:
     """A model in the form of a GGUF file: what is written, before it is quantised."""
@@ -55,11 +59,7 @@ def describe(config: ModelConfig, state: Mapping[str, Tensor]) -> GgufModel:
     """
     if config.head is None:
         raise WeightsError("a model without a head cannot be written as GGUF: llama.cpp needs one to compute logits.")
-    data = config_json(config, state)
-    notes: tuple[str, ...] = ()
-    if not for_type(data["model_type"]).has_windows:
-        config, notes = _without_window(config)
-        data = config_json(config, state)
+    config, data, notes = _fitted(config, state)
     architecture = for_type(data["model_type"])
     metadata = architecture.metadata(data)
     metadata[f"{architecture.name}.vocab_size"] = config.vocab_size
@@ -88,8 +88,26 @@ def config_json(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, A
         else:
             return data
     if refused is not None:
-        raise refused
+        raise RefusedError(str(refused))
     return families.config_json(config, state)
+
+
+def _fitted(config: ModelConfig, state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Any], tuple[str, ...]]:
+    """Return config, config.json and notes; without the windows if no architecture computes the model with them."""
+    refused = None
+    try:
+        data = config_json(config, state)
+        if config.attention.window is None or for_type(data["model_type"]).windows is not None:
+            return config, data, ()
+    except RefusedError as error:
+        if config.attention.window is None:
+            raise
+        refused = error
+    fitted, notes = _without_window(config)
+    try:
+        return fitted, config_json(fitted, state), notes
+    except WeightsError as error:
+        raise refused or error from None
 
 
 def _moves(architecture: Architecture, config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Move]:
