@@ -36,6 +36,7 @@ class PlusOne(Transform):
 PLUS_ONE = PlusOne()
 
 
+@dataclass(frozen=True)
 class Vector(Transform):
     """A vector: ours is a matrix of one row."""
 
