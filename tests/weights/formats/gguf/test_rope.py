@@ -12,7 +12,7 @@ SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, ORIGINAL: 8192}
 WHOLE = {"partial_rotary_factor": 1.0}
-"""Is always read, because some families rotate a part of each head unless they are told otherwise."""
+"""Is always read, because some families rotate a part of each head by default."""
 TABLES = [
     {"rope_type": "default", "rope_theta": 1e6},
     {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},

@@ -1,4 +1,4 @@
-"""What llama.cpp cannot load, or computes otherwise, is refused by the tables, also if it is not installed."""
+"""Dense architectures: what llama.cpp cannot load, or computes otherwise, is refused, also if it is not installed."""
 
 import dataclasses
 
