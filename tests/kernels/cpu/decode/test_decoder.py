@@ -65,6 +65,17 @@ def test_prompts_of_any_length_read_at_once_or_in_chunks_equal_each_alone(config
         assert relative(after[row], whole[-1]) < 3e-5
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@torch.no_grad()
+def test_more_activations_than_a_cache_holds(threads):
+    """18 MB of hidden units: a chunk of the last matmul has several panels, and its last panel is a part of one."""
+    config = decoder(d_model=600, n_heads=2, n_layers=1, feedforward=c.Dense(60_000), max_len=80)
+    model = build(config, seed=0).eval()
+    prompt = tokens(1, 75, vocab=config.vocab_size)
+    native = NativeDecoder(model, rows=1, capacity=80, threads=threads)
+    assert relative(native.read([prompt[0].tolist()])[0], model(prompt)[0, -1]) < 3e-5
+
+
 @pytest.mark.parametrize("window", [None, 9, 40])
 @pytest.mark.parametrize("name", [name for name in KNOWN if name != "rotary-long"])  # its divisors are for narrow heads
 @torch.no_grad()

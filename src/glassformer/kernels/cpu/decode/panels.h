@@ -66,22 +66,24 @@ inline void prefetch_panel(const float* start, long depth, long pitch, int part,
         __builtin_prefetch(start + i / lines * pitch + i % lines * LANES, 0, 3);
 }
 
-// A chunk of y = m x (+ bias) for many vectors of floats.
+// A chunk of y = m x (+ bias) for many vectors of floats. All panels of the chunk are multiplied with some columns of the vectors
+// before the next columns.
 inline void multiply_floats(const Matrix& m, const Chunk& chunk, const Vectors& v, float* y, long stride) {
     static thread_local Rows held;
     const int deep = std::min(DEEP, m.columns);
     float* const panel = held.need((long)WIDE * deep);
-    for (int row = chunk.first; row < chunk.last; row += WIDE) {
-        const int width = std::min(WIDE, chunk.last - row);
-        const float* bias = m.bias ? m.bias + row : nullptr;
-        for (int from = 0; from < m.columns; from += deep) {
-            const int depth = std::min(deep, m.columns - from);
+    for (int from = 0; from < m.columns; from += deep) {
+        const int depth = std::min(deep, m.columns - from);
+        const bool more = from + deep < m.columns;
+        for (int row = chunk.first; row < chunk.last; row += WIDE) {
+            const int width = std::min(WIDE, chunk.last - row);
+            const float* bias = m.bias ? m.bias + row : nullptr;
             fill_panel(m, row, from, from + depth, panel, m.columns);
-            const bool more = from + deep < m.columns;
-            const long next = more ? row : row + WIDE < chunk.last ? row + WIDE : chunk.next_row;
-            const float* ahead = (const float*)m.weights + next * m.columns + (more ? from + deep : 0);
+            const bool below = row + WIDE < chunk.last;
+            const long next = below ? row + WIDE : more ? chunk.first : chunk.next_row;
+            const float* ahead = (const float*)m.weights + next * m.columns + (below ? from : more ? from + deep : 0);
             for (int i = chunk.from; i < chunk.to; i++) {
-                if (next) prefetch_panel(ahead, deep, m.columns, i - chunk.from, chunk.to - chunk.from);
+                if (below || more || next) prefetch_panel(ahead, deep, m.columns, i - chunk.from, chunk.to - chunk.from);
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);

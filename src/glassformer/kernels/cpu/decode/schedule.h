@@ -29,10 +29,14 @@ struct Prepared {
 
 inline int bits_of(const Matrix& w) { return w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4; }  // of a weight
 
-// Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes.
+// Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes. Many floats that the L3 cache may not
+// hold are read from memory for each chunk: it has up to eight panels then, but there are eight chunks or more.
 inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
-    constexpr long CHUNK = 256 << 10;
-    if (is_many(w, batch)) return WIDE;
+    constexpr long CHUNK = 256 << 10, CACHED = 16 << 20;
+    if (is_many(w, batch)) {
+        const bool is_large = w.kind == F32 && (long)batch * w.columns * sizeof(float) > CACHED;
+        return is_large ? std::min(std::max(w.rows / (8 * WIDE), 1), 8) * WIDE : WIDE;
+    }
     const long rows = std::min(CHUNK * 8 / ((long)w.columns * bits_of(w)), (long)w.rows / threads);
     const int step = w.kind == F32 && batch > 2 ? 24 : WIDE;  // 24: see band (rows.h)
     return (int)std::max(rows / step * step, (long)step);
