@@ -65,6 +65,21 @@ def test_prompts_of_any_length_read_at_once_or_in_chunks_equal_each_alone(config
         assert relative(after[row], whole[-1]) < 3e-5
 
 
+def test_what_is_counted_until_weights_move_to_huge_pages(monkeypatch):
+    """The tokens for which there is room after the first prompts: a long prompt alone moves nothing."""
+    counted = []
+    monkeypatch.setattr("glassformer.kernels.cpu.decode.decoder.settle", lambda model, n: counted.append((model, n)))
+    model = float_model(decoder(max_len=64))
+    native = NativeDecoder(model, rows=2, capacity=40)
+    assert counted == []
+    native.read([[1, 2, 3], [4, 5, 6, 7]])
+    native.step(torch.tensor([1, 2]))
+    native.read([[1], [2]])
+    assert counted == [(model, 36)]
+    NativeDecoder(model, capacity=40, precision="int8").read([[1]])  # has a copy of the weights
+    assert len(counted) == 1
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @torch.no_grad()
 def test_more_activations_than_a_cache_holds(threads):

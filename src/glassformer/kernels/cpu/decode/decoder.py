@@ -51,8 +51,8 @@ class NativeDecoder:
         self.capacity = capacity or cfg.max_len or 1024
         if cfg.learned_positions is not None and cfg.max_len is not None:
             self.capacity = min(self.capacity, cfg.max_len)
-        if reads_in_place(model, known):
-            settle(model, self.capacity)
+        self.unsettled = model if reads_in_place(model, known) else None
+        """The model until its first prompt."""
         self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)
         self.model = self.tables.model
         room, sizes = (cfg.n_layers, rows, self.model.kv_heads, self.capacity), self.model
@@ -113,6 +113,9 @@ class NativeDecoder:
         """
         if self.source is not None:
             prompts = self._read_sources(prompts)
+        if self.unsettled is not None:  # the tokens that follow read all weights each; a prompt gains nothing from it
+            settle(self.unsettled, self.capacity - max(map(len, prompts)))
+            self.unsettled = None
         rows, last = [], []
         for row, prompt in enumerate(prompts):
             start = int(self.lengths[row])

@@ -279,8 +279,8 @@ _PACKED: "weakref.WeakKeyDictionary[Model, dict[tuple[str, str], tuple[Any, Weig
 
 
 LONG = 200
-"""Tokens after which the weights of a model are moved to huge pages. For GPT-2 small this costs 1.2 s and saves 3 ms
-per token: a model that has decoded 200 tokens will probably decode 400 more."""
+"""Tokens, decoded one by one, after which the weights of a model are moved to huge pages. For GPT-2 small this costs
+1.2 s and saves 3 ms per token: a model that has decoded 200 tokens will probably decode 400 more."""
 _EXPECTED: "weakref.WeakKeyDictionary[Model, int]" = weakref.WeakKeyDictionary()
 
 
