@@ -4,6 +4,8 @@ Public names are imported when first used, so `import glassformer` and `glass --
 """
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -99,6 +101,19 @@ if TYPE_CHECKING:
     from glassformer.training.run import Run
     from glassformer.training.size import size
     from glassformer.weights import load, load_tokenizer, save
+
+
+def imported_when_used(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return `__getattr__` of a package whose names are imported when first used. `homes`: the module of each."""
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,9 @@
 Names are imported when first used: training on a text reads rows, and needs no templates.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from glassformer import imported_when_used
 
 _HOMES = {
     "ChatError": "errors",
@@ -24,10 +25,4 @@ if TYPE_CHECKING:
     from glassformer.chat.render import Rendered, Renderer
     from glassformer.chat.template import ChatTemplate
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_when_used(__name__, _HOMES)

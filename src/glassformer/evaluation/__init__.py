@@ -3,8 +3,9 @@
 `evaluate` is the public function. Names are imported when first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from glassformer import imported_when_used
 
 _HOMES = {
     "Difference": "difference",
@@ -21,10 +22,4 @@ if TYPE_CHECKING:
     from glassformer.evaluation.difference import Difference, paired_difference
     from glassformer.evaluation.load import open_model
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_when_used(__name__, _HOMES)

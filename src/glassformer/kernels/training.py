@@ -347,7 +347,7 @@ def choose_training_kernels(config: ModelConfig, request: TrainingRequest) -> li
 
 def needs_no_compiler(config: ModelConfig, request: TrainingRequest) -> bool:
     """Return whether the kernels carry a captured step, so that torch.compile would only take time."""
-    return FUSED_BLOCKS in choose_training_kernels(config, request)
+    return any(kernel.name == FUSED_BLOCKS and kernel.supports(config, request) is None for kernel in TRAINING_KERNELS)
 
 
 def install_training_kernels(model: Model, request: TrainingRequest) -> list[str]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from glassformer import imported_when_used
+
 _HOMES = {
     "Run": "run",
     "Session": "session",
@@ -48,12 +50,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with postponed_collection():
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+        return imported_when_used(__name__, _HOMES)(name)
 
 
 @contextlib.contextmanager

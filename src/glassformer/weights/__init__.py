@@ -6,8 +6,9 @@ never imported. A saved model is read back and compared bit for bit before it re
 Names are imported when first used: a training run with fresh weights needs no format of other libraries.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from glassformer import imported_when_used
 
 _HOMES = {
     "WeightsError": "errors",
@@ -56,10 +57,4 @@ if TYPE_CHECKING:
     )
     from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_when_used(__name__, _HOMES)

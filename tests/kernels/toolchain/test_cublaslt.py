@@ -35,7 +35,7 @@ def test_what_is_supported(monkeypatch):
 
 def test_without_a_gpu_there_is_nothing_to_multiply_with():
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has an NVIDIA GPU with the library")
     assert not cublaslt.is_available()
 
 

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.kernels.cuda.training.operator import operator
 from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import nvrtc
+from glassformer.kernels.toolchain.operator import operator
 from glassformer.model import Model
 from glassformer.model.attention import Attention
 from glassformer.shapes import Float

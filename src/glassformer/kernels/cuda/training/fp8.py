@@ -29,7 +29,7 @@ from torch import Tensor
 
 from glassformer.kernels.cuda.training import fp8_cuda, loss
 from glassformer.kernels.cuda.training.fp8_cuda import E4M3, E5M2, GRADIENT_SCALE, MULTIPLE
-from glassformer.kernels.cuda.training.operator import operator
+from glassformer.kernels.toolchain.operator import operator
 from glassformer.model.layers import ACTIVATIONS
 
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glassformer.kernels.cuda.training.operator import operator
 from glassformer.kernels.toolchain import nvrtc
+from glassformer.kernels.toolchain.operator import operator
 
 FOLDER = Path(__file__).parent
 THREADS = 512

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from glassformer.kernels.cuda.training.operator import operator
+from glassformer.kernels.toolchain.operator import operator
 
 
 def on_gpu(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
