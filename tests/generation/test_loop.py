@@ -280,13 +280,14 @@ class Counting:
     owns_threads = False
 
     def __init__(self, model):
-        self.model, self.modules, self.prompts, self.log = model, list(model.modules()), [[5]], []
+        self.model, self.modules, self.prompts, self.log, self.last = model, list(model.modules()), [[5]], [], 0
 
     def start(self):
         return torch.eye(100)[[1]]
 
     def greedy(self, tokens, count):
-        first = int(tokens) + 1
+        first = 1 + (self.last if tokens is None else int(tokens))
+        self.last = first + count - 1
         self.log.append(f"begin {first}+{count}")
 
         def collect():
@@ -302,18 +303,26 @@ def steps_of(stops=(), most=16):
     return Steps(state, request, None), state.log
 
 
-def test_the_next_steps_begin_before_the_last_ones_are_returned():
+def test_the_next_steps_begin_before_the_last_ones_are_known():
     steps, log = steps_of()
     assert [next(steps) for _ in range(3)] == [[1], [2], [3]]
-    assert log == ["begin 2+1", "collect 2+1", "begin 3+2", "collect 3+2", "begin 5+4"]
+    assert log == ["begin 2+1", "begin 3+2", "collect 2+1", "begin 5+4", "collect 3+2", "begin 9+8"]
     assert [token for (token,) in steps] == list(range(4, 17))
-    assert log[4:] == ["begin 5+4", "collect 5+4", "begin 9+8", "collect 9+8"]
+    assert log[6:] == ["collect 5+4", "collect 9+8"]
+
+
+def test_runs_are_no_longer_than_the_longest(monkeypatch):
+    monkeypatch.setattr(loop, "LONGEST_RUN", 3)
+    steps, log = steps_of(most=12)
+    assert [token for (token,) in steps] == list(range(1, 13))
+    assert [entry for entry in log if "begin" in entry] == [f"begin {n}" for n in ("2+1", "3+2", "5+3", "8+3", "11+2")]
 
 
 def test_no_steps_begin_after_a_stop_or_the_last_token():
     steps, log = steps_of(stops=([6],))
     assert [token for (token,) in steps] == [1, 2, 3, 4, 5, 6]
-    assert log[-2:] == ["begin 5+4", "collect 5+4"]
+    assert log[-2:] == ["begin 9+8", "collect 5+4"]
+    assert not steps.begun
     steps, _ = steps_of(most=7)
     assert len(list(steps)) == 7
 
@@ -323,4 +332,4 @@ def test_no_step_follows_a_closed_generation():
     assert [next(steps) for _ in range(3)][-1] == [3]
     steps.close()
     assert list(steps) == []
-    assert log[-1] == "begin 5+4"
+    assert log[-1] == "begin 9+8"

@@ -69,8 +69,10 @@ class Generated(list[list[int]]):
         return [self.tokenizer.decode(tokens) for tokens in self]
 
 
-LONGEST_RUN = 64
+LONGEST_RUN = 32
 """Largest number of steps that a kernel takes before its tokens are looked at."""
+RUNS_AHEAD = 1
+"""Runs that are begun before the tokens of the run before them are known: a GPU need not wait for Python."""
 
 
 class Steps(Iterator[list[int | None]]):
@@ -86,16 +88,19 @@ class Steps(Iterator[list[int | None]]):
         self.tokens = torch.empty(0, dtype=torch.long)
         self.step = 0
         """The number of steps that are computed."""
+        self.started = 0
+        """The number of steps that are computed or begun."""
         self.waiting: deque[list[int | None]] = deque()
         """Steps that are computed but not yet returned."""
-        self.begun: Callable[[], list[list[int]]] | None = None
-        """Steps that a GPU computes already, while those before them are returned."""
+        self.begun: deque[Callable[[], list[list[int]]]] = deque()
+        """Runs of steps that a GPU computes already. Each function waits for the tokens of a run."""
 
     def __next__(self) -> list[int | None]:
         """Return the next step.
 
-        A state that chooses the most likely tokens itself computes as many steps at once as there were before: a GPU
-        then does not wait for Python, the first tokens come at once, and a stop wastes at most half of the work.
+        A state that chooses the most likely tokens itself computes runs of as many steps as there were before, up to
+        LONGEST_RUN: the first tokens come at once. The next run is begun before the tokens of a run are known, so a GPU
+        does not wait for Python. A stop wastes what is begun: the rest of its run and the next one.
         """
         if self.waiting:
             return self.waiting.popleft()
@@ -105,16 +110,20 @@ class Steps(Iterator[list[int | None]]):
         # the modes are set at each step: between two tokens the caller's own code runs
         with evaluating(parts=self.state.modules):
             if many:
-                found = (self.begun or self._begin())()
-                self.tokens = torch.tensor(found[-1], device=self.tokens.device)
+                self._begin()
+                found = self.begun.popleft()()
             else:
                 logits = self.state.step(self.tokens) if self.step else self.state.start()
                 found = [self._choose(logits)]
+                self.started += 1
             self.step += len(found)
             for tokens in found:
                 if not all(self.ended):
                     self.waiting.append([self._gain(i, token) for i, token in enumerate(tokens)])
-            self.begun = self._begin() if many and not self._is_over() else None
+            if self._is_over():
+                self.begun.clear()
+            elif many:
+                self._begin()
         return self.waiting.popleft()
 
     @cached_property
@@ -134,15 +143,18 @@ class Steps(Iterator[list[int | None]]):
         """End the generation: no step follows."""
         self.ended = [True] * len(self.ended)
         self.waiting.clear()
+        self.begun.clear()
 
     def _is_over(self) -> bool:
         return all(self.ended) or self.step == self.request.max_new_tokens
 
-    def _begin(self) -> Callable[[], list[list[int]]]:
-        """Begin the next steps. The function that is returned waits for their tokens."""
-        count = min(self.step, LONGEST_RUN, self.request.max_new_tokens - self.step)
+    def _begin(self) -> None:
+        """Begin runs of steps, until enough of them are ahead of the one whose tokens are awaited."""
         assert self.state.greedy is not None
-        return self.state.greedy(self.tokens, count)
+        while len(self.begun) <= RUNS_AHEAD and self.started < self.request.max_new_tokens:
+            count = min(self.started, LONGEST_RUN, self.request.max_new_tokens - self.started)
+            self.begun.append(self.state.greedy(self.tokens if self.started == 1 else None, count))
+            self.started += count
 
     def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
         """Choose the next `tokens` and return them as a list."""

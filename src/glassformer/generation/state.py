@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from glassformer.generation.sampling import marked, refuse_marked
+from glassformer.generation.sampling import refuse_marked
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 from glassformer.model.transformer import modules_of
 from glassformer.shapes import Bool, Float, Int
 
-Greedy = Callable[[Tensor, int], Callable[[], list[list[int]]]]
+Greedy = Callable[[Tensor | None, int], Callable[[], list[list[int]]]]
 
 
 class DecodeState(Protocol):
@@ -44,7 +44,8 @@ class DecodeState(Protocol):
     def greedy(self) -> Greedy | None:
         """greedy(tokens, count) begins `count` steps after the given tokens, each to the most likely ones. Optional.
 
-        It returns a function that waits for them, and returns one list of tokens per step.
+        None in place of the tokens: after those of the steps that were begun last. It returns a function that waits for
+        the steps, and returns one list of tokens per step.
         """
 
     def start(self) -> Float[Tensor, "B V"]:
@@ -158,6 +159,8 @@ class CapturedState(TorchState):
             self.cache = model.new_cache("static", capacity=self.capacity)
         self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
+        self.last = torch.empty(0, dtype=torch.long)
+        """The tokens of the last greedy step that was begun, on the device."""
 
     @property
     def greedy(self) -> Greedy | None:  # kept as an attribute, it would keep this object alive, and so the steps
@@ -185,13 +188,17 @@ class CapturedState(TorchState):
             self.cache = None
         return self.steps
 
-    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> Callable[[], list[list[int]]]:
-        """Begin some greedy steps. The function that is returned waits for the tokens, in one transfer."""
+    def _greedy(self, tokens: Int[Tensor, "B"] | None, count: int) -> Callable[[], list[list[int]]]:
+        """Begin some greedy steps. The function that is returned waits for these, not for steps that follow."""
+        tokens = self.last if tokens is None else tokens
         found, logits = self._captured(tokens).greedy(tokens, count)
-        last = marked(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
-        every = torch.cat([found, last[None].to(found.dtype)])
+        self.last = found[-1]
+        # a NaN stays in the cached keys, so the last step shows any
+        marks = logits.amax(-1).isnan().to(found.dtype).neg()
+        every, wait = to_host(torch.cat([found, marks[None]]))
 
         def collect() -> list[list[int]]:
+            wait()
             *steps, marks = every.tolist()
             refuse_marked(marks)
             return steps
@@ -290,6 +297,17 @@ def pad(
         tokens[i, at] = _ids(sequence)
         real[i, at] = True
     return tokens.to(device, non_blocking=True), real.to(device, non_blocking=True)
+
+
+def to_host(found: Tensor) -> tuple[Tensor, Callable[[], object]]:
+    """Begin to copy a tensor to the host. The function that is returned waits for the copy, not for what follows it."""
+    if not found.is_cuda:
+        return found, lambda: None
+    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    host.copy_(found, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(found.device))
+    return host, copied.synchronize
 
 
 def _ids(sequence: list[int]) -> Int[Tensor, "T"]:
