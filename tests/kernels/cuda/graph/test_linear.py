@@ -1,6 +1,9 @@
 """How the rows of a matmul are distributed, and weights in 8 bits. What the kernel computes: test_fused.py."""
 
 import dataclasses
+import shutil
+import struct
+import subprocess
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch import nn
 
 from glassformer import config as c
 from glassformer.kernels.cuda.graph import linear
+from glassformer.kernels.cuda.graph.launches import Launch
 from glassformer.kernels.cuda.graph.linear import Operand, Shape
 from glassformer.model.layers import Unchanged, build_norm
 
@@ -86,3 +90,22 @@ def test_only_plain_layers_of_whole_chunks_suit():
     assert not linear.suits(nn.Linear(63, 3), torch.float32)
     assert not linear.suits(nn.Linear(64, 3), torch.bfloat16)
     assert not linear.suits(nn.Identity(), torch.float32)
+
+
+@pytest.mark.skipif(
+    shutil.which("nvcc") is None, reason="nvcc, which compiles for a GPU that is not here, is not installed"
+)
+def test_no_copy_adds_a_uniform_register_to_its_address(tmp_path):
+    """ptxas 13.0 made LDGSTS [R7+UR0], desc[UR1] of the first one of this shape: an illegal instruction on an H200."""
+    shape = Shape(1, (2048, 1024, 1024), 1024, "float", "int8", norm=1)
+    plan = shape.plan(132)
+    text = Launch("linear", "linear", shape.macros(plan), {}, 132, plan.cluster, plan.shared).text()
+    source, code = tmp_path / "linear.cu", tmp_path / "linear.cubin"
+    source.write_text(text)
+    subprocess.run(
+        ["nvcc", "-arch=sm_90a", "-cubin", "-std=c++17", "-o", code, source], check=True, capture_output=True
+    )
+    found = code.read_bytes()
+    opcodes = [struct.unpack_from("<Q", found, at)[0] & 0xFFF for at in range(0, len(found) - 15, 16)]
+    assert 0xFAE in opcodes  # LDGSTS, an instruction of 16 bytes
+    assert 0xDAE not in opcodes  # the same with a uniform register

@@ -112,14 +112,18 @@ __device__ inline float read_remote(const float* at, int rank) {
 // Copies of 16 bytes from global to shared memory that no register waits for, of weights or of what another kernel wrote. Each
 // thread counts the groups of copies that it has ended: `await_copies<N>` waits until all but the last N have arrived. Other
 // threads see them after a barrier. Without `exists`, zeros are written.
+//
+// blockIdx.y is 0, which the compiler does not know. Otherwise ptxas 13.0 adds a uniform register to the address of some copies
+// (LDGSTS [R + UR]), and the H200 refuses those as illegal instructions.
+__device__ inline u32 copied_to(const void* to) { return (u32)__cvta_generic_to_shared(to) ^ blockIdx.y; }
 __device__ inline void copy_fresh16(void* to, const void* from, bool exists = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(exists ? 16 : 0)
+                 ::"r"(copied_to(to)), "l"(from), "r"(exists ? 16 : 0)
                  : "memory");
 }
 __device__ inline void copy_weights16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;"
-                 ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "l"(evicted_first())
+                 ::"r"(copied_to(to)), "l"(from), "l"(evicted_first())
                  : "memory");
 }
 __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
