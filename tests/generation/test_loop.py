@@ -274,6 +274,15 @@ def test_logits_that_are_not_finite_are_refused(sampling, wrong):
         generate(model, [[1, 2, 3]], 4, sampling)
 
 
+def test_a_generation_may_begin_in_inference_mode_and_continue_outside():
+    model = lively(decoder())[0]
+    wanted = list(stream(model, [[1, 2, 3]], 6, stop=[], engine="torch"))
+    with torch.inference_mode():
+        running = stream(model, [[1, 2, 3]], 6, stop=[], engine="torch")
+        found = [next(running), next(running)]
+    assert [*found, *running] == wanted
+
+
 class Counting:
     """A decode state that chooses its tokens itself, 1, 2, 3, ...; `log` is what it was asked for, in order."""
 

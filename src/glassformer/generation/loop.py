@@ -25,7 +25,7 @@ from glassformer.generation.request import (
 )
 from glassformer.generation.sampling import GREEDY, Sampling, checked, choose
 from glassformer.generation.speculate import Acceptance, Speculation, speculate
-from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
+from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread, without_gradients
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float
@@ -228,7 +228,7 @@ def generate(
     if beams == 1:
         return _collect(_steps(model, request), request, tokenizer)
     penalty = _beam_penalty(sampling, beams)
-    with torch.no_grad():
+    with without_gradients():
         state, chosen = make_state(model, request)
     with evaluating(state.model):
         settings = BeamSettings(beams, max_new_tokens, request.stops, length_penalty, penalty, request.special)
@@ -263,7 +263,7 @@ def stream(model: Model, prompts: Prompts, max_new_tokens: int = 64, **options: 
 
 
 def _steps(model: Model, request: GenerationRequest) -> Steps | Speculation:
-    with torch.no_grad():  # nothing is computed yet: each step switches dropout off
+    with without_gradients():  # nothing is computed yet: each step switches dropout off
         if request.draft is not None:
             return speculate(model, request)
         state, chosen = make_state(model, request)

@@ -255,11 +255,18 @@ def evaluating(*models: Model, parts: Sequence[nn.Module] | None = None) -> Iter
     for module in training:
         module.training = False
     try:
-        with torch.no_grad():
+        with without_gradients():
             yield
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """Compute without gradients, outside of inference_mode: tensors made there could not be written after it."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @contextmanager

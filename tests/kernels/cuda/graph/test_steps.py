@@ -129,6 +129,14 @@ def test_steps_are_used_again_when_their_generation_has_ended(through, monkeypat
         gc.enable()
 
 
+def test_steps_made_in_inference_mode_serve_outside_of_it(captured):
+    model = lively(CONFIGS["learned"], std=0.4)[0].float()
+    with torch.inference_mode():
+        captured(model, PROMPTS, 4, stop=[])
+    found, wanted = captured(model, PROMPTS, 4, stop=[])
+    assert found == wanted
+
+
 def test_captured_steps_do_not_keep_a_model_alive(captured):
     model = lively(CONFIGS["learned"], std=0.4)[0].float()
     captured(model, PROMPTS, 4, stop=[])
