@@ -4,6 +4,7 @@ It is for weights in 8 bits: with twice as many, a graph of kernels is faster (d
 """
 
 import ctypes
+import dataclasses
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from glassformer.kernels.toolchain import nvrtc
 
 KINDS = {"linear": 0, "attend": 1, "embed": 2, "add_norm": 3, "choose": 4}
 """The kernels that the program has, as step.cu numbers them."""
-PIECE, STAGE = 32 * 16, 8 * (32 * 16 + 64)
-"""Bytes of a row that a warp requests at a time, and of the 8 rows of a tile with their padding."""
+PIECE, STAGE = 32 * 16, 8 * 32 * 16
+"""Bytes of a row that a warp requests at a time, and of the 8 rows of a tile."""
 FEWEST_STAGES = 2
 FEWEST_BYTES = 8 * 2**20
 """Weights per instruction, without the head, from which a program is faster than a graph (benchmarks_history.md)."""
@@ -188,9 +189,17 @@ def _encode(
             KINDS[launch.kernel], m.get("INNER", 0), m.get("NORM", -1), m.get("OUT", 0), m.get("ACTIVATION", 0),
             number, splits, width, variant, 0,
         )  # fmt: skip
-        given = bytes(launch.arguments()).ljust(GIVEN, b"\0")
+        given = bytes(_with_embedding(launch, made[0]).arguments()).ljust(GIVEN, b"\0")
         instructions.append(struct.pack("<10iQ", *header, partial.data_ptr()) + given)
     return entries, instructions, partial
+
+
+def _with_embedding(launch: Launch, first: Launch) -> Launch:
+    """Return a launch. The choice of a token also has what the embedding of that token needs."""
+    if launch.kernel != "choose":
+        return launch
+    read = {name: first.given[name] for name in ("table", "positions", "scale")}
+    return dataclasses.replace(launch, given={**launch.given, **read})
 
 
 def _entry(launch: Launch, processors: int) -> bytes:

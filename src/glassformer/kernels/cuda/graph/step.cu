@@ -7,18 +7,18 @@
 //
 // A tile is 8 rows of a matrix; a unit is a tile or, of a gated pair, a tile of the gate and the same one of up. Unit u belongs to
 // block u % gridDim.x, where some warps share its columns: warp p of n takes pieces p, p + n, ... of PIECE bytes of each row. A
-// stage is such a piece of the 8 rows of a tile. It lies in shared memory, rows PADDED bytes apart, so that the lanes of a quarter
-// warp read different banks. Every warp has a ring of STAGES stages of its own and refills a stage as soon as it has used it: no
-// other warp takes part. One warp more does nothing but wait for the other blocks, because a fence waits for the copies of its
-// thread too.
+// stage is such a piece of the 8 rows of a tile. In shared memory the halves of each 128 bytes of an odd row are exchanged, so that
+// the lanes of a quarter warp, which read two rows, are on different banks. Every warp has a ring of STAGES stages of its own and
+// refills a stage as soon as it has used it: no other warp takes part. One warp more does nothing but wait for the other blocks,
+// because a fence waits for the copies of its thread too.
 //
 // Macros: WEIGHTS, OPERAND_IS_BF16, STORED, WARPS, STAGES, ENTRIES (matmuls of a step), FLOATS (vectors of 4 floats that a thread
 // holds of the stream), HEAD_FLOATS (of the values of all heads), MOST_SPLITS (blocks that share the keys of a head), WIDEST
 // (columns), GIVEN (bytes of the arguments of an instruction).
 
 #define PIECE (32 * 16)
-#define PADDED (PIECE + 64)
-#define STAGE (8 * PADDED)
+#define STAGE (8 * PIECE)
+#define HALF(row) ((row & 1) * 64)  // where the first half of 128 bytes of a row lies
 #define COLUMNS (PIECE / (int)sizeof(matmul::Weight))  // of a piece
 #define COLUMNS_OF_PACK (16 / (int)sizeof(matmul::Weight))
 #define PACKS ((WIDEST / 8 + THREADS - 1) / THREADS)      // vectors of 8 operands that a thread holds
@@ -97,11 +97,12 @@ struct Feed {
     __device__ inline void request(const Arguments& a, Shared& s) {
         if (step < a.steps) {
             const int column = piece * PIECE + threadIdx.x % 32 * 16;
-            u8* to = ring_of(threadIdx.x / 32) + slot * STAGE + threadIdx.x % 32 * 16;
+            u8* to = ring_of(threadIdx.x / 32) + slot * STAGE;
+            const int at = threadIdx.x % 32 * 16;
             const u8* from = rows + column;
             if (column < row_bytes)
 #pragma unroll
-                for (int r = 0; r < 8; r++) copy_weights16(to + r * PADDED, from), from += r < last ? row_bytes : 0;
+                for (int r = 0; r < 8; r++) copy_weights16(to + r * PIECE + (at ^ HALF(r)), from), from += r < last ? row_bytes : 0;
             slot = slot + 1 == STAGES ? 0 : slot + 1;
             const Entry& e = s.entries[entry];
             piece += 1 << e.shift;
@@ -129,12 +130,12 @@ __device__ inline void put_x(Shared& s, int column, u32 low, u32 high) {  // fou
 template <bool WHOLE>
 __device__ inline void multiply_stage(const u8* stage, const u16* x, int bytes, float (*sums)[4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const u8* weights = stage + g * PADDED + q * 16;
+    const u8* weights = stage + g * PIECE + q * 16;
     const u64* operands = (const u64*)(x + q * COLUMNS_OF_PACK) + g % 2;
 #pragma unroll
     for (int n = 0; n < PIECE / 64; n++) {
         if (!WHOLE && n * 64 >= bytes) break;
-        const Pack pack = *(const Pack*)(weights + n * 64);
+        const Pack pack = *(const Pack*)(weights + (n * 64 ^ HALF(g)));
         u32 left[COLUMNS_OF_PACK / 2];
         matmul::operands(pack, left);
 #pragma unroll
@@ -310,7 +311,7 @@ __device__ inline void multiply_all(const Arguments& all, const Instruction& in,
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) step(const Arguments a) {
     Shared& s = shared();
-    const int count = a.steps * a.instructions;
+    const int count = 1 + a.steps * (a.instructions - 1);  // the first one embeds; later tokens are embedded where they are chosen
     if (threadIdx.x >= THREADS) {  // the warp that waits for the other blocks
         for (int n = 0; n < count; n++) {
             if (threadIdx.x == THREADS) await_count(a.counter, n * gridDim.x);
@@ -333,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) step(const Argumen
 #pragma unroll
         for (int i = 0; i < WORDS_OF_THREAD; i++)
             if (i * THREADS + threadIdx.x < WORDS)
-                next[i] = ((const u32*)(a.program + (n + 1) % a.instructions))[i * THREADS + threadIdx.x];
+                next[i] = ((const u32*)(a.program + 1 + n % (a.instructions - 1)))[i * THREADS + threadIdx.x];
         auto wait = [] { sync_warps(STARTED, WARPS + 1); };
         if (in.kind == LINEAR) multiply_all(a, in, s, feed, slot, wait);
         else if (in.kind == ATTEND) attend_variant(in.variant, in.given, in.partial, wait);
@@ -344,6 +345,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) step(const Argumen
                 if (in.kind == EMBED) vectors::embed_one(given, 0);
                 if (in.kind == ADD_NORM) vectors::add_norm_one(given, 0);
                 if (in.kind == CHOOSE) vectors::choose_one(given, 0);
+                if (in.kind == CHOOSE && n + 1 < count) {
+                    sync_block();
+                    vectors::embed_one(given, 0);
+                }
             }
         }
 #pragma unroll
