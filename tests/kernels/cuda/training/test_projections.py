@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from glassformer.kernels.cuda.training import between, copies, projections
+from glassformer.kernels.cuda.training import copies, projections
 from glassformer.kernels.toolchain import cublaslt
 from glassformer.model.positions import Rotation, apply_rotation
 from tests.emulated_cuda import needs_compiler
@@ -118,6 +118,3 @@ def test_gelu_by_the_library(bias, monkeypatch):
         out.backward(torch.ones_like(out))
         results.append([out.detach(), x.grad, up.weight.grad, down.weight.grad, *([up.bias.grad] if bias else [])])
     assert all(near(a, b.double()) for a, b in zip(*results, strict=True))
-    assert up.bias is None or torch.allclose(
-        results[1][-1], between.column_sums([results[1][-1][None].bfloat16()])[0], rtol=1e-2, atol=1e-2
-    )
