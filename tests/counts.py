@@ -31,6 +31,7 @@ def code_lines(path: Path) -> int:
 def counts() -> dict[str, int]:
     """What there is, by name."""
     from glassformer.kernels.decode import DECODE_KERNELS
+    from glassformer.kernels.encode import ENCODE_KERNELS
     from glassformer.kernels.training import TRAINING_KERNELS
 
     python = sorted(SOURCE.rglob("*.py"))
@@ -42,7 +43,7 @@ def counts() -> dict[str, int]:
         "rooms": len(rooms),
         "files in the root of the package": sum(path.is_file() for path in SOURCE.iterdir()),
         "most entries of a folder, except lists of claims and of page assets": max(len(entries(f)) for f in crowded),
-        "registered kernels": len(DECODE_KERNELS) + len(TRAINING_KERNELS),
+        "registered kernels": len(DECODE_KERNELS) + len(ENCODE_KERNELS) + len(TRAINING_KERNELS),
         "Python files": len(python),
         "lines of Python": lines(python),
         "of these neither blank, comment nor docstring": sum(map(code_lines, python)),

@@ -1,7 +1,7 @@
 """Which implementation decodes: torch, or compiled kernels. `choose_engine` decides, from the call and the machine.
 
-`glass sample` and `gf.generate` use its answer, `glass env` prints it. This is the only module of generation that
-imports `glassformer.kernels`, and it works without it.
+`glass sample` and `gf.generate` use its answer, `glass env` prints it. This module and `encoding.py`, for `gf.encode`,
+are the only ones of generation that import `glassformer.kernels`, and both work without it.
 """
 
 import copy
@@ -205,7 +205,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-M = TypeVar("M", bound=DecoderLM | Seq2Seq)
+M = TypeVar("M", bound=Model)
 
 
 def in_precision(model: M, dtype: torch.dtype) -> M:

@@ -47,3 +47,14 @@ def test_on_a_gpu_and_without_kernels_the_engine_is_the_one_that_a_user_finds(su
 def test_bfloat16_of_the_engine_is_in_its_weights(subject):
     peer = ours.Peer(tiny.order(subject, "glassformer-torch", "ours", "bfloat16"))
     assert str(next(peer.model.parameters()).dtype) == "torch.bfloat16"
+
+
+def test_hidden_states_come_from_a_device_in_one_transfer(monkeypatch):
+    import torch
+
+    states, calls, original = [torch.full((n, 4), n).half() for n in (3, 1, 2)], [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (calls.append(1), original(tensor))[1])
+    found = ours.in_one_transfer(states)
+    assert len(calls) == 1
+    assert all(torch.equal(one, two.float()) for one, two in zip(found, states, strict=True))
+    assert found[0].dtype is torch.float32

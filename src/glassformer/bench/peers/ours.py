@@ -82,4 +82,13 @@ class Encoder:
         from glassformer.generation import encode
 
         states = encode(self.model, texts, engine=self.engine, precision=self.precision)  # type: ignore[arg-type]
-        return [state.float().cpu() for state in states]
+        if states[0].device.type == "cpu":
+            return [state.float() for state in states]
+        return in_one_transfer(states)
+
+
+def in_one_transfer(states: list[Any]) -> list[Any]:
+    """Return hidden states on the host in float32. The host waits for the device once, as for transformers."""
+    import torch
+
+    return list(torch.cat(states).cpu().float().split([len(state) for state in states]))
