@@ -23,7 +23,7 @@ namespace glass {
 
 // The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
 struct Scratch {
-    static constexpr long MOST = 64 << 20;  // bytes that are kept
+    static constexpr long MOST = 256 << 20;  // bytes that are kept
     Rows qkv, mixed, first, second, hidden, gates, stream, normed, low, queries;
     Prepared narrow, mixes, head_input, router, lows;  // residual stream, output of attention, input of the head, routers, latent queries
     std::vector<Prepared> wide;                  // hidden layers, by their width
