@@ -96,7 +96,7 @@ def test_only_plain_layers_of_whole_chunks_suit():
     shutil.which("nvcc") is None, reason="nvcc, which compiles for a GPU that is not here, is not installed"
 )
 def test_no_copy_adds_a_uniform_register_to_its_address(tmp_path):
-    """ptxas 13.0 made LDGSTS [R7+UR0], desc[UR1] of the first one of this shape: an illegal instruction on an H200."""
+    """ptxas 13.0 made LDGSTS [R7+UR0] of the first one of this shape, and no instruction sets UR0."""
     shape = Shape(1, (2048, 1024, 1024), 1024, "float", "int8", norm=1)
     plan = shape.plan(132)
     text = Launch("linear", "linear", shape.macros(plan), {}, 132, plan.cluster, plan.shared).text()

@@ -113,8 +113,8 @@ __device__ inline float read_remote(const float* at, int rank) {
 // thread counts the groups of copies that it has ended: `await_copies<N>` waits until all but the last N have arrived. Other
 // threads see them after a barrier. Without `exists`, zeros are written.
 //
-// blockIdx.y is 0, which the compiler does not know. Otherwise ptxas 13.0 adds a uniform register to the address of some copies
-// (LDGSTS [R + UR]), and the H200 refuses those as illegal instructions.
+// blockIdx.y is 0, which the compiler does not know. Otherwise ptxas 13.0 writes some copies with a uniform register in the address
+// (LDGSTS [R + UR]) that no instruction has set. One such kernel stopped on an H200 with an illegal instruction.
 __device__ inline u32 copied_to(const void* to) { return (u32)__cvta_generic_to_shared(to) ^ blockIdx.y; }
 __device__ inline void copy_fresh16(void* to, const void* from, bool exists = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
