@@ -26,7 +26,8 @@ def encoder(**changes):
 
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("native", marks=needs_compiler), "auto"])
-def test_each_text_gets_what_it_gets_alone(engine):
+def test_each_text_gets_what_it_gets_alone(engine, monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_NATIVE", raising=False)
     model = encoder().train()
     kinds = [[i % 2 for i in range(len(text))] for text in TEXTS]
     found = gf.encode(model, TEXTS, kinds, engine=engine)
@@ -41,7 +42,7 @@ def test_each_text_gets_what_it_gets_alone(engine):
 @needs_compiler
 def test_lower_precisions_are_near_and_need_the_kernels():
     model = encoder()
-    exact = gf.encode(model, TEXTS)
+    exact = gf.encode(model, TEXTS, engine="native")
     for precision in ("bfloat16", "int8"):
         near = gf.encode(model, TEXTS, precision=precision)
         apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(near, exact, strict=True))
@@ -57,6 +58,7 @@ def graphs(monkeypatch):
     from tests.kernels.cuda.graph import recorded
 
     recorded.record(monkeypatch)
+    monkeypatch.delenv("GLASSFORMER_NATIVE", raising=False)
     kernel = dataclasses.replace(kernels.ENCODE_KERNELS[-1], device="cpu")
 
     def capturing(model, modules, precision):
@@ -132,8 +134,41 @@ def test_a_precision_of_torch_is_the_one_that_was_asked_for():
     assert model.dtype is torch.bfloat16
 
 
+def test_the_environment_disables_kernels_for_auto_only(graphs, monkeypatch):
+    model = encoder()
+    wanted = gf.encode(model, TEXTS, engine="torch")
+    for value, engine, uses_graphs in (("0", "auto", False), ("0", "native", True), ("1", "auto", True)):
+        monkeypatch.setenv("GLASSFORMER_NATIVE", value)
+        made = len(graphs.made)
+        for _ in range(3):  # the second time a size occurs it is captured
+            found = gf.encode(model, TEXTS, engine=engine)
+            assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
+        assert (len(graphs.made) > made) is uses_graphs
+        model = encoder()  # graphs belong to a model
+    monkeypatch.setenv("GLASSFORMER_NATIVE", "0")
+    with pytest.raises(GlassformerError, match="and not in int8"):
+        gf.encode(model, TEXTS, precision="int8")  # which torch does not have
+
+
 @needs_compiler
-def test_a_model_without_kernels_is_computed_by_torch_unless_they_were_named():
+def test_torch_does_not_compete_with_the_threads_of_the_kernels():
+    model, threads = encoder(), []
+    model.embed.register_forward_hook(lambda *_: threads.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        gf.encode(model, TEXTS, engine="native")
+        assert threads == [1]
+        assert torch.get_num_threads() == 2
+        gf.encode(model, TEXTS, engine="torch")
+        assert threads == [1, 2]
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+def test_a_model_without_kernels_is_computed_by_torch_unless_they_were_named(monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_NATIVE", raising=False)
     model = encoder(position=c.QueryKeyPosition())
     assert len(gf.encode(model, TEXTS)) == 3
     with pytest.raises(GlassformerError, match="use engine='torch'"):

@@ -8,9 +8,16 @@ from torch import Tensor
 
 from glassformer.config.choices import Engine, Precision
 from glassformer.errors import GlassformerError
-from glassformer.generation.engine import TORCH_PRECISIONS, Call, EngineError, dtype_name, in_precision
+from glassformer.generation.engine import (
+    TORCH_PRECISIONS,
+    Call,
+    EngineError,
+    dtype_name,
+    in_precision,
+    kernels_are_disabled,
+)
 from glassformer.generation.request import encode_text, is_text, tokenizer_of
-from glassformer.generation.state import evaluating, pad
+from glassformer.generation.state import evaluating, one_thread, pad
 from glassformer.model import EncoderLM
 from glassformer.model.transformer import modules_of
 from glassformer.shapes import Float
@@ -41,7 +48,8 @@ def encode(
     `engine="native"` means, on a CPU, compiled kernels that compute real tokens only, in the precisions of decoding. On
     a GPU it means CUDA graphs of padded batches in the stored dtype: the second time that a batch of some size occurs,
     it is captured. "torch" launches each operation of a padded batch. "auto" uses "native" if it supports the model
-    and, on a CPU, a compiler is there. Batches have texts of similar lengths and at most 16,384 tokens.
+    and, on a CPU, a compiler is there, unless the environment variable GLASSFORMER_NATIVE is 0. Batches have texts of
+    similar lengths and at most 16,384 tokens.
 
     The default precision is float32 in the kernels of a CPU and else the stored dtype. "bfloat16" for other weights is
     autocast with "torch", which "auto" uses if "native" cannot.
@@ -65,7 +73,7 @@ def encode(
         raise ValueError("there is no text, or an empty one: give at least one token for each text.")
     kinds = None if segments is None else [list(one) for one in segments]
     _check_ids(model, ids, kinds)
-    if engine != "torch":
+    if not _is_for_torch(engine, precision):
         try:
             return _by_kernels(model, ids, kinds, precision)
         except GlassformerError as error:
@@ -74,6 +82,12 @@ def encode(
     elif precision not in ("auto", *TORCH_PRECISIONS):
         raise EngineError(f"precision={precision!r} needs the compiled kernels: use engine='native' or 'auto'.")
     return _by_torch(model, ids, kinds, precision)
+
+
+def _is_for_torch(engine: str, precision: str) -> bool:
+    """Return whether torch computes, whatever the kernels support: by the engine, or by the environment for "auto"."""
+    needs_kernels = precision not in ("auto", *TORCH_PRECISIONS)
+    return engine == "torch" or (engine == "auto" and not needs_kernels and kernels_are_disabled())
 
 
 def _check_choices(engine: str, precision: str) -> None:
@@ -107,7 +121,8 @@ def _by_kernels(model: EncoderLM, ids: Ids, segments: Ids | None, precision: Pre
     modules = modules_of(model.embed, model.encoder)
     kernel, used = _kernel(model, precision)
     encoder, padded = kernel.make(model, modules, used), kernel.padded
-    with evaluating(parts=modules), torch.autocast(model.device.type, enabled=False):
+    exact = torch.autocast(model.device.type, enabled=False)
+    with evaluating(parts=modules), exact, one_thread(kernel.owns_threads):
         if padded is None:
             return encoder.encode(ids, segments)
         most = model.encoder.max_position

@@ -192,13 +192,18 @@ def _kernel_precision(call: Call) -> str:
 
 
 def _not_worth_it(call: Call, kernel: "DecodeKernel") -> str | None:
-    if os.environ.get("GLASSFORMER_NATIVE") == "0":
+    if kernels_are_disabled():
         return "GLASSFORMER_NATIVE=0 is set"
     if kernel.reads is not None and call.prompt_tokens >= LONG_PROMPT:
         return None
     if call.max_new_tokens < WORTH_COMPILING:
         return f"fewer than {WORTH_COMPILING} new tokens do not pay for compiling the kernels"
     return None
+
+
+def kernels_are_disabled() -> bool:
+    """Return whether the environment says that `auto` means torch where torch has the precision."""
+    return os.environ.get("GLASSFORMER_NATIVE") == "0"
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -220,6 +220,7 @@ class KernelState:
 
     def start(self) -> Float[Tensor, "B V"]:
         logits: Tensor = self.decoder.read(self.read, self.chunk)
+        self.modules = []  # the steps call none of them
         return logits
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:

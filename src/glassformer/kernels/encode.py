@@ -60,6 +60,11 @@ class EncodeKernel(Kernel):
     None: the kernel pads nothing, so it receives all texts at once.
     """
 
+    @property
+    def owns_threads(self) -> bool:
+        """True: it computes in CPU threads of its own, so torch should use one thread between its calls."""
+        return self.device == "cpu"
+
 
 def choose_encoder(request: EncodeRequest) -> tuple[EncodeKernel | None, str]:
     """Return the first kernel that supports a request; otherwise None and the reason."""

@@ -16,7 +16,7 @@ def embed(models: ModelStore, request: EmbeddingRequest) -> dict[str, Any]:
     """Return one embedding for each input, in order."""
     import torch
 
-    from glassformer.generation.state import evaluating, pad
+    from glassformer.generation import encode
     from glassformer.model import EncoderLM
 
     loaded = models.get(request.model)
@@ -27,16 +27,10 @@ def embed(models: ModelStore, request: EmbeddingRequest) -> dict[str, Any]:
     if request.dimensions not in (None, width):
         raise StudioError(f"dimensions={request.dimensions} is not the width of {loaded.name}, {width}: leave it out.")
     inputs = _inputs(loaded, request.input)
-    tokens, real = pad(inputs, "right", model.device)
-    with evaluating(model):
-        hidden = model.encode(tokens, mask=real).float()
-        if request.pooling == "cls":
-            vectors = hidden[:, 0]
-        else:
-            kept = torch.ones_like(tokens) if real is None else real
-            vectors = (hidden * kept[:, :, None]).sum(1) / kept.sum(1, keepdim=True)
-        if request.normalize:
-            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    states = encode(model, inputs)
+    vectors = torch.stack([one[0] if request.pooling == "cls" else one.float().mean(0) for one in states]).float()
+    if request.normalize:
+        vectors = torch.nn.functional.normalize(vectors, dim=-1)
     rows = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, request.encoding_format or "float")}
         for index, vector in enumerate(vectors.cpu().numpy())
