@@ -32,6 +32,14 @@ def test_only_named_peers_and_always_our_own_contenders(installed):
     assert list(missing) == ["onnxruntime"]
 
 
+def test_peers_that_do_not_sample_here_are_left_out_of_sampled_decoding(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    chosen, missing = contenders.choose(Plan("decode", sampled=True))
+    ours = ["glassformer", "glassformer-torch"]
+    assert [c.name for c in chosen] == [*ours, "transformers", "transformers-compiled", "llama.cpp"]
+    assert missing["onnxruntime"] == "it is measured here with the most likely tokens only"
+
+
 def test_a_task_that_a_peer_has_no_part_in(installed):
     chosen, missing = contenders.choose(Plan("train", against=("transformers",)))
     assert [c.name for c in chosen] == ["glassformer"]

@@ -41,6 +41,7 @@ def test_given_lengths_are_kept():
         ({"task": "train", "model": "nano", "precisions": ("int8",)}, "float8 on a GPU, not int8"),
         ({"task": "startup", "batch": 2}, "leave --batch out"),
         ({"task": "prefill", "training": True}, "--training belongs to startup, not to prefill"),
+        ({"task": "prefill", "sampled": True}, "--sampled belongs to decode, not to prefill"),
         ({"device": "gpu"}, "--device gpu is not known: use cpu or cuda."),
         ({"precisions": ("float8",)}, "float8 is for GPUs"),
         ({"device": "cuda", "precisions": ("int4",)}, "int4 is for CPUs"),

@@ -22,8 +22,8 @@ class Slow:
     def __init__(self, order):
         self.calls = []
 
-    def generate(self, prompts, new, mark):
-        self.calls.append(new)
+    def generate(self, prompts, new, mark, sampled=False):
+        self.calls.append(-new if sampled else new)
         for step in range(new):
             time.sleep(0.005 if step else 0.02)
             mark()
@@ -71,6 +71,17 @@ def test_on_a_gpu_the_first_token_and_the_end_are_waited_for(monkeypatch):
     assert answer["units"] == 4 * 2
     assert answer["seconds"] >= 0.02 + 0.05
     assert answer["first"] >= 0.02 + 0.01
+
+
+@pytest.mark.usefixtures("slow")
+def test_sampled_tokens_are_timed_and_the_most_likely_ones_compared():
+    served = worker.Generating(dataclasses.replace(order("decode"), setting={"sampled": True}))
+    assert served.facts()["ids"] == [[0] * 5] * 2
+    assert "ids" not in served.turn(0)
+    assert served.peer.calls == [5] + [-5] * (worker.WARM_UP + 1)
+    reference = worker.Generating(dataclasses.replace(order("reference"), setting={"sampled": True}))
+    assert reference.turn(0)["ids"] == [[0] * 5] * 2
+    assert reference.peer.calls == [5]
 
 
 @pytest.mark.usefixtures("slow")

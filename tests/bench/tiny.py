@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import torch
+
 import glassformer as gf
 from glassformer import config as c
 from glassformer.bench import subject
-from glassformer.bench.peers.base import Order
+from glassformer.bench.peers.base import SAMPLING, Order
+from glassformer.generation import distribution
 
 VOCAB, CONTEXT = 61, 48
 
@@ -40,6 +43,21 @@ def order(made: subject.Subject, name: str, module: str, precision: str = "float
 def engine_ids(made: subject.Subject, given: Order) -> list[list[int]]:
     """What the plain engine says."""
     return gf.generate(gf.load(made.root / "hf"), given.prompts, given.new, stop=[], engine="torch").new
+
+
+def check_draws(made: subject.Subject, given: Order, found: list[list[int]]) -> None:
+    """Check that the tokens of a peer are draws from the nucleus of the same model, and not the most likely ones."""
+    model, drawn, unlikely = gf.load(made.root / "hf"), 0, 0
+    for prompt, new in zip(given.prompts, found, strict=True):
+        assert len(new) == given.new
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *new]]))[0, len(prompt) - 1 : -1]
+        p = distribution(logits, gf.Sampling(**SAMPLING))
+        probabilities = p[torch.arange(len(new)), torch.tensor(new)]
+        assert (probabilities > 0).all()
+        drawn += len(new)
+        unlikely += int((probabilities < p.amax(-1)).sum())
+    assert unlikely > drawn / 4
 
 
 def nothing():

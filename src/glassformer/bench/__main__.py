@@ -15,7 +15,7 @@ from glassformer.bench.plan import ALL, DEVICES, TASKS, Plan
 from glassformer.errors import GlassformerError
 
 NUMBERS = ("batch", "prompt", "new", "threads", "layers", "seed")
-FLAGS = ("cpu-time", "training")
+FLAGS = ("cpu-time", "training", "sampled")
 CHECKOUTS = ("nanogpt", "gpt-fast")
 PATHS = ("keep", "json")
 OTHERS = (*PATHS, "against", "precision", "model", "device", "rounds")
@@ -37,18 +37,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in (*CHECKOUTS, *PATHS):
         options.add_argument(f"--{name}", type=Path, metavar="PATH")
     given = vars(options.parse_args(arguments))
-    named = {name: given[name.replace("-", "_")] for name in CHECKOUTS}
+    named = {name: given[_argument(name)] for name in CHECKOUTS}
     try:
         plan = Plan(
             given["task"], tuple(given["against"]) or (ALL,), tuple(given["precision"]), rounds=given["rounds"],
-            model=given["model"], device=given["device"], keep=given["keep"], cpu_time=given["cpu_time"],
-            training=given["training"], checkouts={name: path for name, path in named.items() if path is not None},
-            **{name: given[name] for name in NUMBERS},
+            model=given["model"], device=given["device"], keep=given["keep"],
+            checkouts={name: path for name, path in named.items() if path is not None},
+            **{name: given[name] for name in NUMBERS}, **{name: given[name] for name in map(_argument, FLAGS)},
         )  # fmt: skip
         return _measure(plan, given["json"])
     except GlassformerError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _argument(option: str) -> str:
+    return option.replace("-", "_")
 
 
 def _measure(plan: Plan, file: Path | None) -> int:

@@ -33,6 +33,8 @@ class Contender:
     devices: tuple[str, ...] = ("cpu",)
     converts: bool = False
     """True if its module has `prepare`, which writes a file in its own format."""
+    samples: bool = False
+    """True if its module can draw tokens with a temperature, top-k and top-p."""
     same_model: bool = True
     """False for another architecture with as many parameters, whose tokens cannot be compared."""
 
@@ -43,18 +45,21 @@ OURS = PRECISIONS if importlib.util.find_spec("glassformer.kernels") else PLAIN
 # fmt: off
 BOTH = ("cpu", "cuda")
 TABLE: tuple[Contender, ...] = (
-    Contender("glassformer", "ours", OURS, (*GENERATING, "encode", *TRAINING), ours=True, devices=BOTH),
-    Contender("glassformer-torch", "ours", PLAIN, (*GENERATING, "encode"), ours=True, devices=BOTH),
+    Contender("glassformer", "ours", OURS, (*GENERATING, "encode", *TRAINING), ours=True, devices=BOTH,
+              samples=True),
+    Contender("glassformer-torch", "ours", PLAIN, (*GENERATING, "encode"), ours=True, devices=BOTH,
+              samples=True),
     Contender("transformers", "hugging", ("float32", "bfloat16"), (*GENERATING, "encode", *TRAINING),
-              packages=("transformers",), install="pip install transformers", devices=BOTH),
+              packages=("transformers",), install="pip install transformers", devices=BOTH, samples=True),
     Contender("transformers-compiled", "hugging", ("float32", "bfloat16"), ("decode", "prefill", *TRAINING),
-              packages=("transformers",), install="pip install transformers", only=("decoder",), devices=BOTH),
+              packages=("transformers",), install="pip install transformers", only=("decoder",), devices=BOTH,
+              samples=True),
     Contender("ctranslate2", "ctranslate", ("float32", "int8"), packages=("ctranslate2", "transformers"),
               install="pip install ctranslate2 transformers", converts=True, only=("decoder", "seq2seq")),
     Contender("onnxruntime", "onnxrt", ("float32", "int8"), (*GENERATING, "encode"), packages=("onnxruntime", "onnx"),
               install="pip install onnxruntime onnx", only=("gpt2", "bert"), converts=True),
     Contender("llama.cpp", "llama", ("float32", "bfloat16", "int8", "int4"), packages=("llama_cpp", "gguf"),
-              install="pip install llama-cpp-python gguf", only=("decoder",), converts=True),
+              install="pip install llama-cpp-python gguf", only=("decoder",), converts=True, samples=True),
     Contender("nanogpt", "nanogpt", ("float32", "bfloat16"), (*GENERATING, *TRAINING),
               checkout=("model.py", "train.py"), install="give its checkout with --nanogpt PATH", only=("gpt2",),
               devices=BOTH),
@@ -87,6 +92,9 @@ def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
         if task not in contender.tasks or (plan.task == "train" and not plan.model and contender.module == "hugging"):
             if contender.name in plan.against:
                 missing[contender.name] = f"is not measured in {plan.task}"
+            continue
+        if plan.sampled and not contender.samples:
+            missing[contender.name] = "it is measured here with the most likely tokens only"
             continue
         reason = absence(contender, plan)
         if reason is None:

@@ -60,6 +60,8 @@ class Plan:
     device: str = "cpu"
     training: bool = False
     """Start-up only: measure the time to the tenth training step, not to the first token."""
+    sampled: bool = False
+    """Decoding only: draw each token with the defaults of `glass sample`. The greedy tokens are compared before."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -83,6 +85,8 @@ class Plan:
             raise BenchError("startup measures the time to one token of one prompt: leave --batch out.")
         if self.task == "train" and not self.model:
             self._check_fixed_settings()
+        if self.sampled and self.task != "decode":
+            raise BenchError(f"--sampled belongs to decode, not to {self.task}: leave it out.")
         if self.training and self.task != "startup":
             raise BenchError(f"--training belongs to startup, not to {self.task}: leave it out.")
         if self.cpu_time and self.device != "cpu":

@@ -74,7 +74,7 @@ def _generate(
     def order(contender: Contender, precision: str, task: str) -> Order:
         return Order(
             contender.name, contender.module, task, precision, str(subject.root), plan.n_threads, prompts,
-            plan.length_new, plan.checkout(contender.name), {"cpu_time": True} if plan.cpu_time else {},
+            plan.length_new, plan.checkout(contender.name), {"cpu_time": plan.cpu_time, "sampled": plan.sampled},
             plan.device,
         )  # fmt: skip
 

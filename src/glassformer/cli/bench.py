@@ -12,7 +12,7 @@ from glassformer.cli.common import Force, InputError, check_writable, option, re
 Task = Literal["decode", "prefill", "encode", "train", "startup", "growth"]
 OF_A_RACE = {
     **{"against": (), "precision": (), "batch": 0, "prompt": 0, "new": 0, "threads": 0, "model": ""},
-    **{"layers": 0, "cpu_time": False, "device": "cpu", "training": False},
+    **{"layers": 0, "cpu_time": False, "device": "cpu", "training": False, "sampled": False},
 }
 """Defaults of the options that `growth` does not use: it compares with no other library."""
 HELP = {
@@ -37,6 +37,8 @@ HELP = {
     "device": "Device of every library. Those that are measured on a CPU only are left out on a GPU.",
     "training": "With startup: measure the seconds to the tenth training step, with an empty and with a filled cache "
     "of compiled code, instead of the seconds to the first token.",
+    "sampled": "With decode: draw each token with the defaults of `glass sample` (temperature 0.8, top-k 50, "
+    "top-p 0.95). Default: the most likely token.",
     "layers": "Number of layers in place of the preset's, such as 8 of 16. Default: as the preset.",
     "cpu_time": "Measure processor seconds of one thread instead of seconds, for a machine on which other programs "
     "run.",
@@ -59,6 +61,7 @@ def bench(
     model: Annotated[str, option(HELP["model"])] = "",
     device: Annotated[Literal["cpu", "cuda"], option(HELP["device"])] = "cpu",
     training: Annotated[bool, option(HELP["training"])] = False,
+    sampled: Annotated[bool, option(HELP["sampled"])] = False,
     layers: Annotated[int, option(HELP["layers"])] = 0,
     cpu_time: Annotated[bool, option(HELP["cpu_time"])] = False,
     json: Annotated[Path | None, option(HELP["json"], "FILE")] = None,
@@ -79,7 +82,7 @@ def bench(
     if task == "growth":
         others: dict[str, Any] = {"against": against, "precision": precision, "batch": batch, "prompt": prompt}
         others |= {"new": new, "threads": threads, "nanogpt": nanogpt, "gpt_fast": gpt_fast, "model": model}
-        others |= {"layers": layers, "cpu_time": cpu_time, "device": device, "training": training}
+        others |= {"layers": layers, "cpu_time": cpu_time, "device": device, "training": training, "sampled": sampled}
         refuse_unused("glass bench growth", {**others, "keep": keep}, (), OF_A_RACE)
         return _growth(rounds, json)
     from glassformer.bench.contenders import choose
@@ -89,7 +92,8 @@ def bench(
     checkouts = {name: path.expanduser() for name, path in given.items() if path is not None}
     peers = tuple(against) or ("all",)
     sizes = (batch, prompt, new, rounds, threads, model, layers, cpu_time)
-    plan = Plan(task, peers, tuple(precision), *sizes, checkouts, keep, device=device, training=training)
+    how: dict[str, Any] = {"device": device, "training": training, "sampled": sampled}
+    plan = Plan(task, peers, tuple(precision), *sizes, checkouts, keep, **how)
     choose(plan)  # a wrong name is refused before torch is imported
     from glassformer.bench.run import run
     from glassformer.bench.show import show

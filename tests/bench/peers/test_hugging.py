@@ -28,3 +28,10 @@ def test_the_compiled_one_has_a_static_cache(subject):
 def test_the_compiled_model_has_the_tokens_of_the_engine(subject):
     order = tiny.order(subject, "transformers-compiled", "hugging")
     assert hugging.Peer(order).generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)
+
+
+def test_it_draws_as_glass_sample_does(subject):
+    order = tiny.order(subject, "transformers", "hugging", new=40)
+    peer = hugging.Peer(order)
+    tiny.check_draws(subject, order, peer.generate(order.prompts, order.new, tiny.nothing, sampled=True))
+    assert peer.generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)

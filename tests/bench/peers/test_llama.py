@@ -20,3 +20,11 @@ def test_its_tokens_are_those_of_the_engine(subject, precision):
     assert made == peer.generate(order.prompts, order.new, tiny.nothing)  # the cache was emptied between
     if precision == "float32":
         assert made == tiny.engine_ids(subject, order)
+
+
+def test_it_draws_as_glass_sample_does(subject):
+    order = tiny.order(subject, "llama.cpp", "llama", new=40)
+    llama.prepare(order)
+    peer = llama.Peer(order)
+    tiny.check_draws(subject, order, peer.generate(order.prompts, order.new, tiny.nothing, sampled=True))
+    assert peer.generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)

@@ -58,3 +58,10 @@ def test_hidden_states_come_from_a_device_in_one_transfer(monkeypatch):
     assert len(calls) == 1
     assert all(torch.equal(one, two.float()) for one, two in zip(found, states, strict=True))
     assert found[0].dtype is torch.float32
+
+
+def test_it_draws_as_glass_sample_does(subject):
+    order = tiny.order(subject, "glassformer-torch", "ours", new=40)
+    peer = ours.Peer(order)
+    tiny.check_draws(subject, order, peer.generate(order.prompts, order.new, tiny.nothing, sampled=True))
+    assert peer.generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)

@@ -14,6 +14,10 @@ Mark = Callable[[], None]
 """Called after each step, when every sequence has a new token."""
 
 
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
+"""How tokens are drawn if they are: the defaults of `glass sample`."""
+
+
 @dataclass(frozen=True)
 class Order:
     """Everything that a contender's process receives."""
@@ -72,7 +76,10 @@ class Generator(Protocol):
     version: str
 
     def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
-        """Return the greedy continuation of every prompt: `new` ids each, without stopping early."""
+        """Return the greedy continuation of every prompt: `new` ids each, without stopping early.
+
+        Peers that can sample have one more argument, `sampled`: True draws the tokens as SAMPLING says.
+        """
 
 
 def wait(device: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order, config_of, library
+from glassformer.bench.peers.base import SAMPLING, Mark, Order, config_of, library
 
 
 def quiet_package() -> Any:
@@ -51,11 +51,13 @@ class Peer:
                 self.model.forward = torch.compile(self.model.forward)
         self.settings = package.GenerationConfig(**settings)
 
-    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(
+        self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, sampled: bool = False
+    ) -> list[list[int]]:
         import torch
 
         ids = torch.tensor(prompts, device=self.device)
-        self.settings.max_new_tokens = new
+        self.settings.update(max_new_tokens=new, do_sample=sampled, **(SAMPLING if sampled else {}))
         made = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), generation_config=self.settings, streamer=Times(mark)
         )

@@ -4,11 +4,12 @@ import ctypes
 import importlib.util
 import sys
 import types
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from glassformer.bench.peers import gguf_file
-from glassformer.bench.peers.base import Mark, Order, config_of, convert_once, library
+from glassformer.bench.peers.base import SAMPLING, Mark, Order, config_of, convert_once, library
 
 
 def file(order: Order) -> Path:
@@ -43,7 +44,9 @@ class Peer:
             raise RuntimeError("llama.cpp made no context")
         self.batch = cpp.llama_batch_init(settings.n_batch, 0, 1)
 
-    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(
+        self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, sampled: bool = False
+    ) -> list[list[int]]:
         self._forget()
         fed = [list(prompt) for prompt in prompts]
         found: list[list[int]] = [[] for _ in prompts]
@@ -51,7 +54,7 @@ class Peer:
         for _ in range(new):
             lasts = self._decode(fed, position)
             position += len(fed[0])
-            fed = [[int(token)] for token in self._greedy(lasts)]
+            fed = [[int(token)] for token in (self._drawn if sampled else self._greedy)(lasts)]
             for row, (token,) in zip(found, fed, strict=True):
                 row.append(token)
             mark()
@@ -82,6 +85,23 @@ class Peer:
             pointer = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
             chosen.append(np.ctypeslib.as_array(pointer, (self.n_vocab,)).argmax())
         return chosen
+
+    def _drawn(self, lasts: list[int]) -> list[Any]:
+        return [self.cpp.llama_sampler_sample(self.sampler, self.context, at) for at in lasts]
+
+    @cached_property
+    def sampler(self) -> Any:
+        """Its own samplers. A temperature after top-k removes the same tokens, and divides fewer numbers."""
+        cpp = self.cpp
+        chain = cpp.llama_sampler_chain_init(cpp.llama_sampler_chain_default_params())
+        for one in (
+            cpp.llama_sampler_init_top_k(SAMPLING["top_k"]),
+            cpp.llama_sampler_init_temp(SAMPLING["temperature"]),
+            cpp.llama_sampler_init_top_p(SAMPLING["top_p"], 1),
+            cpp.llama_sampler_init_dist(1),
+        ):
+            cpp.llama_sampler_chain_add(chain, one)
+        return chain
 
     def _forget(self) -> None:
         """Empty the cache; the function's name changed between versions."""

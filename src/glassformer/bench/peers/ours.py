@@ -7,7 +7,7 @@ copy without kernels, the engine is `auto`, as a user finds it.
 import importlib.util
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order
+from glassformer.bench.peers.base import SAMPLING, Mark, Order
 
 PRECISION = {"float8": "fp8"}
 """Precisions that have another name in `generate`."""
@@ -47,11 +47,15 @@ class Peer:
 
             library.load()  # compiled once per machine and version, then cached on disk
 
-    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
-        from glassformer.generation import stream
+    def generate(
+        self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, sampled: bool = False
+    ) -> list[list[int]]:
+        from glassformer.generation import Sampling, stream
 
         rows: list[list[int]] = [[] for _ in prompts]
         options: Any = {"engine": self.engine, "precision": self.precision}
+        if sampled:
+            options["sampling"] = Sampling(**SAMPLING)
         if self.task == "reference":  # in float32 torch stores the scores of all its tokens at once
             options["prefill_chunk"] = CHUNK
         for gained in stream(self.model, prompts, new, stop=[], **options):
