@@ -1,5 +1,7 @@
 """Sampling with NumPy against the filters of `sampling`, which read the whole vocabulary."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassformer.config import ConfigError
+from glassformer.generation import sampling
 from glassformer.generation.sampling import (
     Sampling,
     checked,
@@ -132,3 +135,23 @@ def test_logits_that_need_gradients_are_filtered_by_torch():
     distribution(logits, Sampling(top_k=3))[0].max().backward()
     assert logits.grad is not None
     assert distribution(logits.detach().bfloat16(), Sampling(top_k=3)).dtype is torch.float64
+
+
+@settings(max_examples=examples(60))
+@given(
+    k=st.sampled_from([1, 5, 50]), p=st.sampled_from([1.0, 0.9]), min_p=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 10**6), steps=st.sampled_from([1e-7, 0.05]),
+)  # fmt: skip
+def test_devices_that_numpy_cannot_read_draw_among_the_most_likely_tokens(k, p, min_p, seed, steps):
+    logits = drawn_logits(seed, 4500, 3.0, steps, torch.float32)
+    how = Sampling(0.8, k, p, min_p)
+    wanted = filtered(logits, how)
+    if int((logits >= logits.topk(k).values[:, -1:]).sum(-1).max()) > k + sampling.TIED:
+        return
+    uniform = torch.rand(2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    with mock.patch.object(sampling, "_is_readable", return_value=False):
+        found = choose(logits, how, uniform)
+        assert (wanted.gather(1, found[:, None]) > 0).all()
+        assert found.tolist() == draw(wanted, uniform).tolist()
+        logits[1, seed % 4500] = float("nan")
+        assert choose(logits, how, uniform).tolist() == [found[0], 4500]

@@ -294,7 +294,8 @@ class Counting:
     def start(self):
         return torch.eye(100)[[1]]
 
-    def greedy(self, tokens, count):
+    def begin(self, tokens, count, choose):
+        assert choose is None
         first = 1 + (self.last if tokens is None else int(tokens))
         self.last = first + count - 1
         self.log.append(f"begin {first}+{count}")

@@ -6,12 +6,13 @@ log-probabilities, without normalizing them again, in beam search.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from glassformer.config import Special
-from glassformer.shapes import Float
+from glassformer.shapes import Float, Int
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,13 @@ class Constraints:
         token = self.forced(step)
         if token is not None:
             scores = torch.full_like(scores, float("-inf"))
-            scores[:, token] = 0.0
+            scores.select(1, token).fill_(0.0)
         elif self.special.suppressed:
-            scores = scores.clone()
-            scores[:, list(self.special.suppressed)] = float("-inf")
+            scores = scores.index_fill(1, _on_device(tuple(self.special.suppressed), scores.device), float("-inf"))
         return scores
+
+
+@cache
+def _on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, "N"]:
+    """Return ids as a tensor. Copied for each token, they would make the host wait for a GPU."""
+    return torch.tensor(ids, device=device)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Unpack
 
 import torch
@@ -28,7 +28,7 @@ from glassformer.generation.speculate import Acceptance, Speculation, speculate
 from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread, without_gradients
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
-from glassformer.shapes import Bool, Float
+from glassformer.shapes import Bool, Float, Int
 
 
 class Generated(list[list[int]]):
@@ -81,8 +81,8 @@ class Steps(Iterator[list[int | None]]):
     def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
         self.state, self.request, self.engine = state, request, engine
         self.constraints = request.constraints
-        self.chooses_itself = request.sampling == GREEDY and self.constraints is None
-        """True if the state may choose the most likely token itself."""
+        self.is_greedy = request.sampling == GREEDY and self.constraints is None
+        """True if each token is the most likely one, whatever was generated before."""
         self.new: list[list[int]] = [[] for _ in request.prompts]
         self.ended = [False] * len(request.prompts)
         self.tokens = torch.empty(0, dtype=torch.long)
@@ -98,15 +98,15 @@ class Steps(Iterator[list[int | None]]):
     def __next__(self) -> list[int | None]:
         """Return the next step.
 
-        A state that chooses the most likely tokens itself computes runs of as many steps as there were before, up to
-        LONGEST_RUN: the first tokens come at once. The next run is begun before the tokens of a run are known, so a GPU
-        does not wait for Python. A stop wastes what is begun: the rest of its run and the next one.
+        A state that can begin several steps computes runs of as many steps as there were before, up to LONGEST_RUN: the
+        first tokens come at once. The next run is begun before the tokens of a run are known, so a GPU does not wait
+        for Python. A stop wastes what is begun: the rest of its run and the next one.
         """
         if self.waiting:
             return self.waiting.popleft()
         if self._is_over():
             raise StopIteration
-        many = self.step > 0 and self.chooses_itself and self.state.greedy is not None
+        many = self.step > 0 and self.state.begin is not None
         # the modes are set at each step: between two tokens the caller's own code runs
         with evaluating(parts=self.state.modules):
             if many:
@@ -150,23 +150,31 @@ class Steps(Iterator[list[int | None]]):
 
     def _begin(self) -> None:
         """Begin runs of steps, until enough of them are ahead of the one whose tokens are awaited."""
-        assert self.state.greedy is not None
+        assert self.state.begin is not None
         while len(self.begun) <= RUNS_AHEAD and self.started < self.request.max_new_tokens:
             count = min(self.started, LONGEST_RUN, self.request.max_new_tokens - self.started)
-            self.begun.append(self.state.greedy(self.tokens if self.started == 1 else None, count))
+            how = None if self.is_greedy else partial(self._choose_in_run, self.started)
+            self.begun.append(self.state.begin(self.tokens if self.started == 1 else None, count, how))
             self.started += count
 
     def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
         """Choose the next `tokens` and return them as a list."""
         with one_thread(self.state.owns_threads):
-            if self.constraints is not None:
-                logits = self.constraints.apply(logits, self.step)
-            uniform = None if self.uniform is None else self.uniform[:, self.step]
-            self.tokens = choose(logits, self.request.sampling, uniform, self.seen)
-            found = checked(logits, self.tokens)
+            self.tokens, logits = self._pick(logits, self.step)
+            return checked(logits, self.tokens)
+
+    def _choose_in_run(self, first: int, logits: Float[Tensor, "B V"], index: int) -> Int[Tensor, "B"]:
+        return self._pick(logits, first + index)[0]
+
+    def _pick(self, logits: Float[Tensor, "B V"], step: int) -> tuple[Int[Tensor, "B"], Float[Tensor, "B V"]]:
+        """Return the next tokens and the logits that they were chosen from. The host does not wait for a GPU."""
+        if self.constraints is not None:
+            logits = self.constraints.apply(logits, step)
+        uniform = None if self.uniform is None else self.uniform[:, step]
+        tokens = choose(logits, self.request.sampling, uniform, self.seen)
         if self.seen is not None:
-            self.seen.scatter_(1, self.tokens[:, None], True)
-        return found
+            self.seen.scatter_(1, tokens.clamp(max=logits.shape[-1] - 1)[:, None], True)
+        return tokens, logits
 
     def _gain(self, i: int, token: int) -> int | None:
         """Append a token to sequence i, unless the sequence has ended."""

@@ -5,6 +5,7 @@ renormalised. Removed tokens get -inf. Randomness enters as one uniform number p
 numbers give the same tokens on every device and in every batch.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,10 @@ class Sampling:
     temperature: float = 1.0
     """Logits are divided by it: below 1 sharpens, above 1 flattens, 0 takes the most likely token. Default: 1."""
     top_k: int | None = None
-    """Keep the k most likely tokens, and any that tie with the k-th. None and 0 keep all tokens. Default: None."""
+    """Keep the k most likely tokens, and any that tie with the k-th. None and 0 keep all tokens. Default: None.
+
+    On a GPU, at most 64 more tokens are kept because they tie.
+    """
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens whose probabilities reach p; 1 keeps all tokens. Default: 1."""
     min_p: float = 0.0
@@ -46,6 +50,13 @@ class Sampling:
 
 
 GREEDY = Sampling(temperature=0.0)
+TIED = 64
+"""Most tokens beyond the k-th that are kept because they tie with it, where NumPy cannot read the logits.
+
+A GPU would have to wait until the number of tokens with ties is known.
+"""
+FEW = 4
+"""A vocabulary with this many times as many tokens as are kept is reduced to them before it is filtered further."""
 LARGE = 1024
 """Tokens of a vocabulary from which the functions of `host` are faster than these filters."""
 
@@ -168,4 +179,18 @@ def choose(
     assert uniform is not None
     if _is_served_by_host(logits):
         return host.choose(logits, sampling, uniform)
-    return draw(distribution(logits, sampling), uniform)
+    k, size = sampling.top_k, logits.shape[-1]
+    if k is None or FEW * (k + TIED) > size:
+        return draw(distribution(logits, sampling), uniform)
+    ids, logits = _most_likely(logits, k)
+    index = draw(distribution(logits, dataclasses.replace(sampling, top_k=None)), uniform)
+    last = ids.shape[-1] - 1
+    return torch.where(index > last, size, ids.gather(1, index.clamp(max=last)[:, None])[:, 0])
+
+
+def _most_likely(logits: Float[Tensor, "B V"], k: int) -> tuple[Int[Tensor, "B N"], Float[Tensor, "B N"]]:
+    """Return ids, in order, and logits of the k most likely tokens and of TIED more, which are -inf unless they tie."""
+    values, ids = logits.topk(k + TIED)
+    values = values.masked_fill(values < values[:, k - 1 : k], float("-inf"))
+    ids, order = ids.sort(-1)
+    return ids, values.gather(-1, order)

@@ -23,7 +23,9 @@ from glassformer.model.cache import CacheKind
 from glassformer.model.transformer import modules_of
 from glassformer.shapes import Bool, Float, Int
 
-Greedy = Callable[[Tensor | None, int], Callable[[], list[list[int]]]]
+Choose = Callable[[Tensor, int], Tensor]
+"""Return the tokens that follow logits, for (logits, number of the step in its run). The host does not wait."""
+Begin = Callable[[Tensor | None, int, Choose | None], Callable[[], list[list[int]]]]
 
 
 class DecodeState(Protocol):
@@ -41,11 +43,12 @@ class DecodeState(Protocol):
         """All modules of the model, as they were when this was asked first: a walk through them takes a while."""
 
     @property
-    def greedy(self) -> Greedy | None:
-        """greedy(tokens, count) begins `count` steps after the given tokens, each to the most likely ones. Optional.
+    def begin(self) -> Begin | None:
+        """begin(tokens, count, choose) begins `count` steps after the given tokens, without waiting for them. Optional.
 
-        None in place of the tokens: after those of the steps that were begun last. It returns a function that waits for
-        the steps, and returns one list of tokens per step.
+        None in place of the tokens: after those of the steps that were begun last. None in place of `choose`: each step
+        takes the most likely tokens. It returns a function that waits for the steps, and returns one list of tokens per
+        step.
         """
 
     def start(self) -> Float[Tensor, "B V"]:
@@ -96,7 +99,7 @@ class TorchState:
         return modules_of(self.model)
 
     @property
-    def greedy(self) -> Greedy | None:
+    def begin(self) -> Begin | None:
         return None
 
     def start(self) -> Float[Tensor, "B V"]:
@@ -160,11 +163,11 @@ class CapturedState(TorchState):
         self.continues, self.precision, self.captures = kernel.continues, precision, captures
         self.steps: Any = None
         self.last = torch.empty(0, dtype=torch.long)
-        """The tokens of the last greedy step that was begun, on the device."""
+        """The tokens of the last step that was begun, on the device."""
 
     @property
-    def greedy(self) -> Greedy | None:  # kept as an attribute, it would keep this object alive, and so the steps
-        return self._greedy if self.captures else None
+    def begin(self) -> Begin | None:  # kept as an attribute, it would keep this object alive, and so the steps
+        return self._begin if self.captures else None
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         if not self.captures:
@@ -188,11 +191,16 @@ class CapturedState(TorchState):
             self.cache = None
         return self.steps
 
-    def _greedy(self, tokens: Int[Tensor, "B"] | None, count: int) -> Callable[[], list[list[int]]]:
-        """Begin some greedy steps. The function that is returned waits for these, not for steps that follow."""
+    def _begin(
+        self, tokens: Int[Tensor, "B"] | None, count: int, choose: Choose | None
+    ) -> Callable[[], list[list[int]]]:
+        """Begin some steps. The function that is returned waits for these, not for steps that follow."""
         tokens = self.last if tokens is None else tokens
-        found, logits = self._captured(tokens).greedy(tokens, count)
-        self.last = found[-1]
+        if choose is None:
+            found, logits = self._captured(tokens).greedy(tokens, count)
+            self.last = found[-1]
+        else:
+            found, logits = self._chosen(tokens, count, choose)
         # a NaN stays in the cached keys, so the last step shows any
         marks = logits.amax(-1).isnan().to(found.dtype).neg()
         every, wait = to_host(torch.cat([found, marks[None]]))
@@ -200,16 +208,32 @@ class CapturedState(TorchState):
         def collect() -> list[list[int]]:
             wait()
             *steps, marks = every.tolist()
-            refuse_marked(marks)
+            for tokens in (*steps, marks):
+                refuse_marked(tokens)
             return steps
 
         return collect
+
+    def _chosen(
+        self, tokens: Int[Tensor, "B"], count: int, choose: Choose
+    ) -> tuple[Int[Tensor, "N B"], Float[Tensor, "B V"]]:
+        """Launch `count` steps, each to the tokens that are chosen, and return these and the last logits.
+
+        -1 stands for a token that was drawn from logits with NaN. The step that follows it reads another one.
+        """
+        steps, chosen = self._captured(tokens), []
+        for i in range(count):
+            logits = steps.step(tokens)
+            chosen.append(choose(logits, i))
+            tokens = chosen[-1].clamp(max=logits.shape[-1] - 1)
+        self.last, found = tokens, torch.stack(chosen)
+        return torch.where(found < logits.shape[-1], found, -1), logits
 
 
 class KernelState:
     """The decode state of a compiled kernel that reads the prompts itself: an adapter around its decoder."""
 
-    greedy: Greedy | None = None
+    begin: Begin | None = None
 
     def __init__(self, model: DecoderLM | Seq2Seq, decoder: Any, prompts: list[list[int]], chunk: int | None):
         self.model: Model = model

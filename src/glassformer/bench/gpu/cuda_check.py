@@ -54,6 +54,7 @@ def same_generation() -> Iterator[Finding]:
     ways: dict[str, dict[str, Any]] = {
         "greedy": {},
         "sampled": {"sampling": Sampling(top_p=0.9)},
+        "sampled, top-k": {"sampling": Sampling(0.8, 5, 0.9, 0.01, 1.2), "stop": []},
         "beams": {"beams": 3},
         "lookup": {"draft": "lookup"},
         "lookup, sampled": {"draft": "lookup", "sampling": Sampling(top_p=0.9)},

@@ -205,7 +205,7 @@ def test_generation_reads_prompts_with_the_kernel_and_steps_eagerly_if_few_token
     prompts = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(4)).tolist()
     made = state.CapturedState(half, prompts, 2, None, graph, "float16", captures=False)
     assert isinstance(made.reader, prompt.PromptReader)
-    assert made.greedy is None
+    assert made.begin is None
     ids = torch.tensor(prompts)
     with torch.no_grad():
         assert difference(made.start(), exact(ids)[:, -1]) < 1e-2

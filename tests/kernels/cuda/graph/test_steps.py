@@ -6,9 +6,11 @@ import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer import config as c
-from glassformer.generation import Sampling, generate, loop, stream
+from glassformer.config import ConfigError
+from glassformer.generation import Sampling, generate, loop, sampling, stream
 from glassformer.generation.engine import Implementation, captured_dtype, in_precision
 from glassformer.generation.state import CapturedState
 from glassformer.kernels.cuda.graph import steps
@@ -17,6 +19,7 @@ from glassformer.kernels.decode import DECODE_KERNELS
 from glassformer.model import build
 from glassformer.model.moe import MoE
 from tests.emulated_cuda import both_ways
+from tests.kernels.cuda.graph.recorded import WAITS
 from tests.variants import POSITIONS, decoder, lively
 
 PROMPTS = [[3, 4, 5], [6, 2], [9, 8, 1, 7]]
@@ -81,6 +84,73 @@ def test_sampling_stops_and_changed_weights_are_torchs(captured):
             parameter.mul_(1.1)
     found, wanted = captured(model, PROMPTS, 6)
     assert found == wanted
+
+
+SAMPLINGS = {
+    "temperature": Sampling(0.7),
+    "top-k": Sampling(0.8, 4),
+    "top-p and min-p": Sampling(1.0, None, 0.8, 0.02),
+    "all": Sampling(1.1, 6, 0.9, 0.01, 1.3),
+    "greedy with a penalty": Sampling(0.0, repetition_penalty=1.5),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampled_tokens_are_drawn_in_runs_and_are_torchs(name, captured, monkeypatch):
+    """Also where a config suppresses tokens and forces the last one."""
+    model = lively(
+        decoder(position=c.Rotary(), max_len=80, special=c.Special(suppressed=(3, 7), forced_eos=5)), std=0.4
+    )
+    begun, original = [], CapturedState._begin
+    monkeypatch.setattr(CapturedState, "_begin", lambda *given: (begun.append(given[2]), original(*given))[1])
+    for seed in (0, [1, 2, 3]):
+        found, wanted = captured(model[0].float(), PROMPTS, 70, SAMPLINGS[name], seed=seed, stop=[])
+        assert found == wanted
+        assert all(row[-1] == 5 and not {3, 7} & set(row) for row in found.new)
+    assert begun == [1, 2, 4, 8, 16, 32, 6] * 2
+
+
+class Waiting(TorchDispatchMode):
+    """Refuses operations for whose result the host would wait."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if (name := func.__name__.partition(".")[0]) in WAITS:
+            raise AssertionError(f"the host waits for {name}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("vocab_size", [31, 500])
+def test_the_host_does_not_wait_while_tokens_are_drawn_in_runs(name, vocab_size, captured, monkeypatch):
+    special = c.Special(suppressed=(3, 7), forced_eos=5)
+    config = decoder(position=c.Rotary(), max_len=80, vocab_size=vocab_size, special=special)
+    model, chosen = lively(config, std=0.4)[0].float(), []
+    monkeypatch.setattr(sampling, "_is_readable", lambda logits: False)  # as on a GPU
+    original = loop.Steps._choose_in_run
+
+    def strict(*given):
+        with Waiting():
+            chosen.append(original(*given))
+        return chosen[-1]
+
+    monkeypatch.setattr(loop.Steps, "_choose_in_run", strict)
+    found, wanted = captured(model, PROMPTS, 20, SAMPLINGS[name], stop=[])
+    assert found == wanted
+    assert len(chosen) == 19
+
+
+@pytest.mark.parametrize("at", [1, 5, 11])
+def test_a_draw_from_nan_within_a_run_is_refused(at, captured, monkeypatch):
+    """The steps that were begun after it read some token: nothing is read outside of the embedding."""
+    model, count, original = lively(CONFIGS["learned"], std=0.4)[0].float(), iter(range(100)), loop.choose
+
+    def broken(logits, *given):
+        # only calls of the captured steps count: torch's come first
+        return original(logits * float("nan") if next(count) == 12 + at else logits, *given)
+
+    monkeypatch.setattr(loop, "choose", broken)
+    with pytest.raises(ConfigError, match="not all numbers"):
+        captured(model, PROMPTS, 12, Sampling(), stop=[])
 
 
 def test_the_last_capture_is_used_again_if_it_fits(captured):
