@@ -1,15 +1,15 @@
 import pytest
-import torch
 
 import glassformer as gf
 from glassformer import config as c
 from glassformer.chat.render import ChatError, load_renderer
-from glassformer.chat.session import Chat, KeptState, fit
-from tests import variants
+from glassformer.chat.session import Chat, fit
 from tests.chat import models
 from tests.chat.styles import ANSWER, USER
+from tests.cli.asking import has_compiler
 
 GREEDY = gf.Sampling(0.0)
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler here")
 
 
 @pytest.fixture(scope="module")
@@ -28,46 +28,23 @@ def fresh(chat, messages, seed=0, new=6):
     return prompt, gf.generate(chat.model, [prompt], new, chat.sampling, seed=seed, stop=chat.stops).new[0]
 
 
+@pytest.mark.parametrize("engine", ["torch", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("sampling", [GREEDY, gf.Sampling(0.9, top_p=0.9)])
-def test_a_turn_over_the_kept_cache_equals_a_run_of_its_own(folder, sampling):
-    chat = talk(folder, sampling=sampling, seed=3)
+def test_a_turn_over_the_kept_cache_equals_a_run_of_its_own(folder, sampling, engine):
+    chat = talk(folder, sampling=sampling, seed=3, engine=engine)
     for number, text in enumerate(["the cat", "sat", "on the mat"]):
         prompt, wanted = fresh(chat, [*chat.messages, {"role": "user", "content": text}], seed=3 + number)
         answer = chat.ask(text)
         assert "".join(answer) == answer.text
         assert (answer.prompt, answer.new) == (prompt, wanted)
         assert answer.reused > 0 or number == 0
+        assert answer.engine.engine == engine
     assert chat.undo()
     chat.system = "be brief"  # changes the beginning, so nothing of the cache can be used
     prompt, wanted = fresh(chat, [*chat.messages, {"role": "user", "content": "again"}], seed=6)
     answer = chat.ask("again")
     assert list(answer) is not None
     assert (answer.prompt, answer.new) == (prompt, wanted)
-
-
-@pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
-def test_a_cache_that_grows_and_shrinks_equals_none(position):
-    """Prompts of changing lengths, also longer than the first capacity; windows and three position schemes."""
-    schemes = {"learned": c.Learned(), "rotary": c.Rotary(), "alibi": c.Alibi()}
-    config = variants.decoder(position=schemes[position], window=9, max_len=700)
-    model = gf.build(c.replace(config, init_std=0.3), seed=1).eval()
-    from glassformer.chat.session import KeptCache
-
-    kept = KeptCache(model)
-    drawn = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (600,), generator=drawn).tolist()
-    reused = []
-    with torch.no_grad():
-        for prompt in (ids[:5], ids[:40], [*ids[:30], 0, 1], ids[:500], [1, *ids[:20]]):
-            state = KeptState(model, kept, prompt, 3)
-            reused.append(state.reused)
-            logits = [state.start(), state.step(torch.tensor([4])), state.step(torch.tensor([2]))]
-            wanted = model(torch.tensor([[*prompt, 4, 2]]))[:, -3:]
-            torch.testing.assert_close(torch.stack(logits, 1), wanted, atol=1e-5, rtol=1e-5)
-    assert reused[0] == 0
-    assert reused[1] >= 5
-    assert reused[2] == 30
-    assert reused[4] == 0 or ids[0] == 1
 
 
 def test_an_interrupted_answer_stays_in_the_history_and_the_chat_goes_on(folder):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.chat import models
-from tests.cli.asking import run
+from tests.cli.asking import has_compiler, run
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,12 @@ def type_lines(monkeypatch, capsys, folder):
     return typed
 
 
+ENGINE = "engine: torch on cpu in float32 (GLASSFORMER_NATIVE=0 is set)\n"
+
+
 def test_lines_are_answered_and_json_says_what_was_done(type_lines):
     code, out, err = type_lines("the cat", "", "sat")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ENGINE)
     _, lines, _ = type_lines("the cat", "sat", options=("--temperature", "0", "--max-new-tokens", "5", "--json"))
     rows = [json.loads(line) for line in lines.splitlines()]
     assert [row["user"] for row in rows] == ["the cat", "sat"]
@@ -40,6 +43,19 @@ def test_lines_are_answered_and_json_says_what_was_done(type_lines):
     assert rows[0]["reused_tokens"] == 0 < rows[1]["reused_tokens"]
     assert {row["finished"] for row in rows} <= {"stop", "length"}
     assert all(0 < row["new_tokens"] <= 5 for row in rows)
+    assert [row["engine"]["engine"] for row in rows] == ["torch", "torch"]
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler here")
+def test_engine_and_precision_are_those_of_glass_sample(type_lines):
+    options = ("--temperature", "0", "--max-new-tokens", "5", "--json", "--engine", "native", "--precision")
+    exact, near = (json.loads(type_lines("the cat", options=(*options, name))[1]) for name in ("float32", "int8"))
+    assert (exact["engine"]["engine"], exact["engine"]["precision"]) == ("native", "float32")
+    assert near["engine"]["precision"] == "int8"
+    assert exact["assistant"] == json.loads(type_lines("the cat", options=options[:5])[1])["assistant"]
+    code, _, err = type_lines("the cat", options=("--engine", "torch", "--precision", "int8"))
+    assert code == 2
+    assert "needs the compiled kernels" in err
 
 
 def test_commands_change_the_conversation(type_lines, tmp_path):
@@ -91,7 +107,8 @@ def test_a_model_without_a_template_is_announced_once(type_lines, tmp_path):
     code, out, err = type_lines("the cat", "sat", model=plain)
     assert code == 0
     assert out
-    assert err == f"note: {plain} has no chat template, so it continues your text instead of answering.\n"
+    note = f"note: {plain} has no chat template, so it continues your text instead of answering.\n"
+    assert err == note + ENGINE
 
 
 def test_a_broken_template_and_wrong_options_are_one_sentence(type_lines, tmp_path, capsys):

@@ -4,24 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from glassformer.chat.errors import ChatError
 from glassformer.chat.formats import Message
 from glassformer.chat.render import Renderer
 from glassformer.errors import plural
 from glassformer.generation import Sampling
-from glassformer.generation.engine import Implementation
+from glassformer.generation.kept import KeptCache
 from glassformer.generation.loop import Steps
-from glassformer.generation.request import encode_text, read_request
-from glassformer.generation.state import TorchState
+from glassformer.generation.request import Engine, Precision, encode_text, read_request
+from glassformer.generation.state import without_gradients
 from glassformer.generation.text import TextPieces
-from glassformer.model import Cache, DecoderLM, Model
-from glassformer.shapes import Float, Int
+from glassformer.model import DecoderLM, Model
 
-NEW_TOKENS = 1024
-"""Largest length of an answer for a model whose context has no limit."""
+NEW_TOKENS = 8192
+"""Largest length of an answer that is not limited otherwise: its cache may be allocated at once."""
 PLAIN_TOKENS = 64
 """Tokens per turn of a model without a chat template, which has nothing that ends an answer."""
 
@@ -74,67 +70,6 @@ def fit(
     return ids, dropped
 
 
-class KeptCache:
-    """A KV cache that outlives a turn. The next prompt computes only what differs from what it holds."""
-
-    def __init__(self, model: DecoderLM):
-        self.model = model
-        self.cache: Cache | None = None
-        self.tokens: list[int] = []
-        """The tokens whose keys and values are in the cache."""
-        self.complete = True
-        """False while the model computes: a forward pass that was interrupted leaves layers of unequal length."""
-
-    def prepare(self, ids: list[int], new: int) -> Cache:
-        """Return the cache with the longest common prefix in it, and room for the prompt and `new` tokens."""
-        if self.cache is None or not self.complete:
-            self.cache, self.tokens = None, []
-        shared = 0
-        while shared < min(len(self.tokens), len(ids) - 1) and self.tokens[shared] == ids[shared]:
-            shared += 1
-        needed = len(ids) + new
-        if self.cache is None:
-            self.cache = self.model.new_cache("static", capacity=self._capacity(needed))
-        elif needed > (self.cache.capacity or needed):
-            self.cache.enlarge(self._capacity(needed))
-        self.cache.crop(shared)
-        self.tokens, self.complete = ids[:shared], True
-        return self.cache
-
-    def _capacity(self, needed: int) -> int:
-        """Return a capacity that leaves room for later turns: it doubles, up to the context of the model."""
-        size = 256
-        while size < needed:
-            size *= 2
-        return max(needed, min(size, self.model.config.max_len or size))
-
-
-class KeptState(TorchState):
-    """The decode state of one turn, over a kept cache."""
-
-    def __init__(self, model: DecoderLM, kept: KeptCache, ids: list[int], new: int):
-        self.model, self.kept, self.chunk = model, kept, None
-        self.memory = self.source_mask = self.real = None
-        self.prompts, self.tokens = [ids], torch.tensor([ids], device=model.device)
-        self.cache: Cache = kept.prepare(ids, new)
-        self.reused = len(self.cache)
-
-    def start(self) -> Float[Tensor, "B V"]:
-        return self._read(self.tokens[:, len(self.cache) :])
-
-    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
-        return self._read(tokens[:, None])
-
-    def _read(self, tokens: Tensor) -> Tensor:
-        self.kept.complete = False
-        hidden = self.model.decoder(self.model.embed(tokens), cache=self.cache)
-        logits: Tensor = self.model.logits(hidden[:, -1:])[:, 0]
-        self.kept.tokens += tokens[0].tolist()
-        self.kept.complete = True
-        return logits
-
-
 @dataclass
 class Chat:
     """A conversation with a model."""
@@ -147,9 +82,12 @@ class Chat:
     seed: int = 0
     """Answer i (from 0) uses the seed `seed + i`."""
     max_new_tokens: int | None = None
-    """Default: as many as the context holds; 64 for a model without a chat template."""
+    """Default: as many as the context holds, at most 8192; 64 for a model without a chat template."""
     messages: list[Message] = field(default_factory=list)
     answers: int = 0
+    engine: Engine = "auto"
+    """As for `gf.generate`; "auto" compiles the kernels for an answer of any length."""
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, DecoderLM):
@@ -201,18 +139,18 @@ class Answer(Iterator[str]):
         wanted = chat.max_new_tokens or (PLAIN_TOKENS if chat.renderer is None else None)
         self.prompt, self.dropped = fit(chat.prompts, messages, limit, wanted)
         """The token ids of the prompt, and how many of the oldest messages did not fit the context."""
-        room = NEW_TOKENS if limit is None else limit - len(self.prompt)
-        new = min(wanted or room, room)
+        room = wanted or NEW_TOKENS
+        new = room if limit is None else min(room, limit - len(self.prompt))
         self.seed = chat.seed + chat.answers
         request = read_request(
-            chat.model, [self.prompt], new, chat.sampling, seed=self.seed, stop=list(chat.stops), engine="torch"
-        )
-        state = KeptState(chat.model, chat.kept, self.prompt, new)
-        self.reused = state.reused
+            chat.model, [self.prompt], new, chat.sampling, seed=self.seed, stop=list(chat.stops), engine=chat.engine,
+            precision=chat.precision,
+        )  # fmt: skip
+        with without_gradients():
+            state, self.engine = chat.kept.state(request)
+        self.reused: int = getattr(state, "reused", 0)
         """Tokens of the prompt whose keys and values were kept from earlier turns."""
-        device, dtype = chat.model.device.type, str(next(chat.model.parameters()).dtype).removeprefix("torch.")
-        why = "the cache is kept between turns"
-        self.steps = Steps(state, request, Implementation("torch", device, dtype, why))
+        self.steps = Steps(state, request, self.engine)
         self.new: list[int] = []
         self.pieces = TextPieces()
         self.finished = ""

@@ -15,6 +15,7 @@ from glassformer.cli.common import (
     InputError,
     MinP,
     ModelSource,
+    Precision,
     RepetitionPenalty,
     Seed,
     Temperature,
@@ -23,9 +24,12 @@ from glassformer.cli.common import (
     TopP,
     check_seed,
     check_writable,
+    fitted,
     option,
     set_threads,
 )
+from glassformer.cli.sample import load_to_sample
+from glassformer.config import choices
 from glassformer.errors import GlassformerError, listing
 
 if TYPE_CHECKING:
@@ -34,7 +38,17 @@ if TYPE_CHECKING:
 System = Annotated[str, option("System message. Default: none, or the one that the template writes.", "TEXT")]
 MaxNewTokens = Annotated[
     int | None,
-    option("Largest number of tokens of one answer. Default: what the context holds; 64 without a template.", "INT"),
+    option(
+        "Largest number of tokens of one answer. Default: what the context holds, at most 8192; 64 without a template.",
+        "INT",
+    ),
+]
+Engine = Annotated[
+    choices.Engine,
+    option(
+        "Implementation. `native` is compiled kernels. `auto` uses them if they support the model and there is a "
+        "compiler, and torch otherwise."
+    ),
 ]
 JsonLines = Annotated[bool, option("Print one JSON object for each answer and nothing else.")]
 HELP = """\
@@ -59,6 +73,8 @@ def chat(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     device: Device = "auto",
     threads: Threads = None,
     json: JsonLines = False,
@@ -68,8 +84,7 @@ def chat(
     from glassformer.chat.render import load_renderer
     from glassformer.chat.session import Chat
     from glassformer.generation import Sampling
-    from glassformer.model.device import choose_device
-    from glassformer.weights import load_to_compute, load_tokenizer, resolve
+    from glassformer.weights import load_tokenizer, resolve
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if threads is not None:
@@ -78,8 +93,9 @@ def chat(
     # an adapter that was trained on conversations brings its template and the tokens of that
     template = adapter if adapter is not None and (resolve(adapter) / "chat_template.jinja").is_file() else source
     renderer = load_renderer(template)
-    loaded = load_to_compute(source, adapter=adapter, device=choose_device(device), require_finite=True)
-    talk = Chat(loaded, load_tokenizer(template), renderer, sampling, seed, max_new_tokens)
+    loaded = load_to_sample(source, precision, device, adapter)
+    how: dict[str, Any] = {"engine": engine, "precision": precision}
+    talk = Chat(loaded, load_tokenizer(template), renderer, sampling, seed, max_new_tokens, **how)
     talk.system = system
     if renderer is None:
         print(f"note: {source} has no chat template, so it continues your text instead of answering.", file=sys.stderr)
@@ -132,6 +148,8 @@ class Terminal:
         answer = self.chat.ask(text)
         if (note := answer.note()) is not None:
             print(f"note: {note}", file=sys.stderr)
+        if self.chat.answers == 0 and not self.json:
+            print(fitted(f"engine: {answer.engine.text()}", sys.stderr), file=sys.stderr)
         try:
             for piece in answer:
                 if not self.json:
@@ -145,6 +163,7 @@ class Terminal:
             return
         facts: dict[str, Any] = {"user": text, "assistant": answer.text, "finished": answer.finished}
         facts |= {"prompt_tokens": len(answer.prompt), "reused_tokens": answer.reused, "new_tokens": len(answer.new)}
+        facts |= {"engine": answer.engine.to_dict()}
         facts |= {"dropped_messages": answer.dropped, "seed": answer.seed}
         print(json_module.dumps(facts, ensure_ascii=False), flush=True)
 

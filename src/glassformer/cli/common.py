@@ -59,6 +59,13 @@ RepetitionPenalty = Annotated[
 ]
 Seed = Annotated[int, option("Seed of the random numbers. The same seed gives the same text.")]
 Device = Annotated[choices.Device, option("Where to compute. `auto` is the GPU if there is one.")]
+Precision = Annotated[
+    choices.Precision,
+    option(
+        "Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a GPU. int8 "
+        "and int4 need the compiled kernels."
+    ),
+]
 Threads = Annotated[int | None, option("Number of CPU threads. Default: one for each core that torch finds.", "INT")]
 
 

@@ -19,6 +19,7 @@ from glassformer.cli.common import (
     Json,
     MinP,
     ModelSource,
+    Precision,
     RepetitionPenalty,
     Seed,
     Temperature,
@@ -56,8 +57,6 @@ HELP = {
     "draft_tokens": "Number of tokens that the draft proposes at a time.",
     "engine": "Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
     "support the model and there is a compiler, and torch otherwise.",
-    "precision": "Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
-    "GPU. int8 and int4 need the compiled kernels.",
 }
 
 
@@ -82,7 +81,7 @@ def sample(
     draft: Annotated[str | None, option(HELP["draft"], "DIR|lookup")] = None,
     draft_tokens: Annotated[int, option(HELP["draft_tokens"])] = 4,
     engine: Annotated[choices.Engine, option(HELP["engine"])] = "auto",
-    precision: Annotated[choices.Precision, option(HELP["precision"])] = "auto",
+    precision: Precision = "auto",
     device: Device = "auto",
     threads: Threads = None,
     json: Json = False,

@@ -78,7 +78,10 @@ class Steps(Protocol):
 
 
 class Decoder(Protocol):
-    """A kernel with a KV cache of its own, which reads the prompts too. Speculative decoding also needs `extend`."""
+    """A kernel with a KV cache of its own, which reads the prompts too.
+
+    Speculative decoding also needs `extend`, and a cache that outlives a generation `crop`, `take` and `capacity`.
+    """
 
     owns_threads: bool
     """True: it computes in CPU threads of its own, so torch should use one thread between the steps."""

@@ -143,6 +143,18 @@ class NativeDecoder:
             logits.append(self._run(part, torch.arange(begin, len(part), dtype=torch.int32)))
         return logits[0] if len(logits) == 1 else torch.cat(logits)[-wanted:]
 
+    def crop(self, sequence: int, keep: int) -> None:
+        """Forget all but the first `keep` tokens of a sequence."""
+        self.lengths[sequence] = keep
+
+    def take(self, filled: "NativeDecoder") -> None:
+        """Take over the sequences of a decoder of the same model with less room."""
+        held = int(filled.lengths.max())
+        self.keys[..., :held, :] = filled.keys[..., :held, :]
+        self.values[..., :held, :] = filled.values[..., :held, :]
+        self.lengths.copy_(filled.lengths)
+        self.rotations.copy_(torch.where(filled.rotations > 0, self.capacity, 0))
+
     def _run(self, entries: Int[Tensor, "N 3"], wanted: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
         """Read entries (token, sequence, position) and return the logits of those `wanted`."""
         if int(entries[:, 2].max()) >= self.capacity:
