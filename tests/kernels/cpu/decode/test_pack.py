@@ -1,9 +1,11 @@
 """Packing: int8 within half a step of each group, float32 not copied at all."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glassformer.kernels.cpu.decode import pack
 from glassformer.kernels.cpu.decode.pack import (
     Store,
     collapse,
@@ -40,13 +42,39 @@ def test_what_cannot_be_packed_is_kept_more_exactly():
     assert packed_as(768, "float32") == "float32"
 
 
-def test_a_panel_is_32_rows_and_some_columns_of_each_in_turn():
+def test_a_panel_is_32_rows_of_which_each_column_is_stored_together():
     weight = torch.arange(40 * 7).view(40, 7) + 1
-    packed = panels(weight, 2)
-    assert packed.shape == (2, 4, 32, 2)
+    arranged = panels(weight)
+    assert arranged.shape == (2, 7, 32)
     for row, column in [(0, 0), (31, 3), (32, 4), (39, 6)]:
-        assert packed[row // 32, column // 2, row % 32, column % 2] == weight[row, column]
-    assert int(packed.sum()) == int(weight.sum())  # filled up with zeros
+        assert arranged[row // 32, column, row % 32] == weight[row, column]
+    assert int(arranged.sum()) == int(weight.sum())  # filled up with zeros
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(("rows", "columns"), [(33, 64), (7, 130), (1, 65), (1000, 192), (64, 20480), (5, 768)])
+@pytest.mark.parametrize("block", [1, 6144, 1 << 18])
+def test_a_matrix_is_packed_in_blocks_of_rows_to_the_same_bytes(precision, rows, columns, block, monkeypatch):
+    """Each element is where operands.h reads it, whatever the size of a block, and room for it was not exceeded."""
+    monkeypatch.setattr(pack, "_BLOCK", block)
+    weight = torch.randn(columns, rows, generator=torch.Generator().manual_seed(0)).T  # as one head of latent attention
+    store = Store(pack.room([weight], precision))
+    made = matrix(store, weight, None, precision)
+    used = packed_as(columns, precision)
+    assert (made.rows, made.columns, made.kind) == (rows, columns, pack.KINDS[used])
+    assert store.used <= len(store.memory)
+    stored, *scales = store.held
+    assert (made.weights, made.scales) == (stored.data_ptr(), scales[0].data_ptr() if scales else None)
+    words = stored.view(-(-rows // 32), -1, 32).transpose(1, 2).flatten(0, 1)[:rows].contiguous()
+    if used == "bfloat16":
+        found = words.view(torch.bfloat16)
+        assert torch.equal(found[:, :columns], weight.to(torch.bfloat16))
+        assert not found[:, columns:].any()
+        return
+    whole, scale = quantise(weight.contiguous(), made.group, used)
+    assert torch.equal(scales[0].view(-(-rows // 32), -1, 32).transpose(1, 2).flatten(0, 1)[:rows], scale)
+    wanted = halves(whole) if used == "int4" else (whole.to(torch.int16) + 128).to(torch.uint8)
+    assert torch.equal(words.view(torch.uint8), wanted)
 
 
 def test_halves_hold_every_weight_once():

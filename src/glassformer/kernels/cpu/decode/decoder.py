@@ -149,6 +149,7 @@ class NativeDecoder:
 
     def take(self, filled: "NativeDecoder") -> None:
         """Take over the sequences of a decoder of the same model with less room."""
+        self.unsettled = None  # in the middle of a conversation a pause of seconds would gain less than it costs
         held = int(filled.lengths.max())
         self.keys[..., :held, :] = filled.keys[..., :held, :]
         self.values[..., :held, :] = filled.values[..., :held, :]

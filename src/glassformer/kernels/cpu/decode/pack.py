@@ -28,6 +28,8 @@ _LARGEST = {"int8": 127, "int4": 7}
 _LINE = 64
 _WIDE = 32
 """Rows of a panel, as in operands.h."""
+_BLOCK = 1 << 18
+"""Elements of a matrix that are packed at once. Ten operations on more of them would wait for memory."""
 
 
 _HUGE = 2 << 20
@@ -87,14 +89,13 @@ class Store:
         self.converted: dict[int, tuple[Tensor, Tensor]] = {}
         """By address: a tensor of another dtype and its float32 copy, which tied weights share."""
 
-    def keep(self, tensor: Tensor) -> int:
-        """Copy a tensor to the block and return its address."""
-        flat = tensor.detach().contiguous().flatten()
-        size = flat.numel() * flat.element_size()
-        kept = self.memory[self.used : self.used + size].view(flat.dtype).copy_(flat)
-        self.held.append(kept)
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return the next `count` elements of the block; their address is valid as long as the store."""
+        size = count * dtype.itemsize
+        taken = self.memory[self.used : self.used + size].view(dtype)
+        self.held.append(taken)
         self.used += -(-size // _LINE) * _LINE
-        return int(kept.data_ptr())
+        return taken
 
     def refer(self, tensor: Tensor | None) -> int | None:
         """Return the address of a float32 tensor itself, kept alive; of a float32 copy of any other tensor."""
@@ -136,8 +137,8 @@ def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple
     """Return integers q and scales (rows, columns / group): w = q * scale, scale = max|w| of the group / 127 or 7."""
     largest = _LARGEST[precision]
     parts = weight.float().unflatten(1, (-1, group))
-    scales = parts.abs().amax(-1).clamp(min=1e-30) / largest
-    whole = (parts / scales[..., None]).round().clamp(-largest, largest)
+    scales = parts.abs().amax(-1).clamp_(min=1e-30).div_(largest)
+    whole = (parts / scales[..., None]).round_().clamp_(-largest, largest)
     return whole.to(torch.int8).flatten(1), scales
 
 
@@ -151,17 +152,17 @@ def packed_as(columns: int, precision: Precision) -> Precision:
     return "bfloat16" if precision in GROUPS and group_of(columns, precision) is None else precision
 
 
-def panels(weight: Tensor, columns: int) -> Tensor:
-    """Rearrange (rows, all) to (rows / 32, all / columns, 32, columns), padded with zeros."""
-    missing = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % _WIDE)
-    filled = nn.functional.pad(weight, missing) if any(missing) else weight
-    return filled.unflatten(1, (-1, columns)).unflatten(0, (-1, _WIDE)).transpose(1, 2)
+def panels(weight: Tensor) -> Tensor:
+    """Rearrange (rows, columns) to (rows / 32, columns, 32), padded with zeros."""
+    missing = -weight.shape[0] % _WIDE
+    filled = nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+    return filled.unflatten(0, (-1, _WIDE)).transpose(1, 2)
 
 
 def halves(whole: Tensor) -> Tensor:
     """Pack int4: of each 8 columns, the first four are the low halves of 4 bytes, the others the high halves."""
-    low, high = (whole + 8).to(torch.uint8).unflatten(1, (-1, 2, 4)).unbind(2)
-    return (low | high << 4).flatten(1)
+    low, high = (whole + 8).view(torch.int32).unflatten(1, (-1, 2)).unbind(2)  # four columns are one word
+    return (low | high << 4).view(torch.uint8)
 
 
 def matrix(store: Store, weight: Tensor, bias: Tensor | None, precision: Precision) -> Matrix:
@@ -172,16 +173,35 @@ def matrix(store: Store, weight: Tensor, bias: Tensor | None, precision: Precisi
     made.kind = KINDS[precision]
     if precision == "float32":
         made.weights = store.refer(weight)
-    elif precision == "bfloat16":
-        made.weights = store.keep(panels(weight.to(torch.bfloat16), 2))
-    else:
-        group = group_of(weight.shape[1], precision)
-        assert group is not None
-        whole, scales = quantise(weight, group, precision)
-        made.group = group
-        stored = halves(whole) if precision == "int4" else (whole.to(torch.int16) + 128).to(torch.uint8)
-        made.weights, made.scales = store.keep(panels(stored, 4)), store.keep(panels(scales, 1))
+        return made
+    made.group = group_of(weight.shape[1], precision) or 0
+    written: list[Tensor] = []
+    for first in range(0, made.rows, rows := block_rows(made.columns)):
+        parts = packed(weight[first : first + rows], made.group, precision)
+        if not written:
+            panel_rows = -(-made.rows // _WIDE)
+            written = [store.take(panel_rows * part[0].numel(), part.dtype).view(-1, *part.shape[1:]) for part in parts]
+        for whole, part in zip(written, parts, strict=True):
+            whole[first // _WIDE :][: len(part)] = part
+    made.weights, made.scales = [whole.data_ptr() for whole in written] + [None] * (2 - len(written))
     return made
+
+
+def block_rows(columns: int) -> int:
+    """Return how many rows are packed at once: whole panels, whose intermediate results stay in the cache."""
+    return max(_WIDE, _BLOCK // columns // _WIDE * _WIDE)
+
+
+def packed(weight: Tensor, group: int, precision: Precision) -> list[Tensor]:
+    """Return the panels of a matrix, in words of 4 bytes, and those of its scales if it is quantised."""
+    weight = weight.reshape(-1).view(weight.shape)  # with the strides of contiguous rows, even if it has one row
+    if precision == "bfloat16":
+        pairs = nn.functional.pad(weight.to(torch.bfloat16), (0, weight.shape[1] % 2))
+        return [panels(pairs.view(torch.int32))]
+    whole, scales = quantise(weight, group, precision)
+    # an exclusive or of the bits adds 128
+    stored = halves(whole) if precision == "int4" else whole.view(torch.uint8).bitwise_xor(128)
+    return [panels(stored.view(torch.int32)), panels(scales)]
 
 
 def linear(store: Store, module: nn.Linear, precision: Precision) -> Matrix:
