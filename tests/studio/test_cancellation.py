@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from glassformer.finding import Finding
+from glassformer.generation.loop import Steps
 from glassformer.studio import Settings, events, schema
 from glassformer.studio import app as app_module
 from glassformer.studio.api import playground, theory
@@ -79,17 +80,20 @@ CHAT = {"model": "chatty", "messages": [{"role": "user", "content": "the cat"}],
 )
 def test_generation_stops_within_one_token(disconnect, monkeypatch, path, body):
     leave, tokens = threading.Event(), []
-    step = playground.Step
 
-    def count(*args):
-        tokens.append(args[0])
-        if len(tokens) == 3:
-            leave.set()
-        elif len(tokens) > 3:
-            time.sleep(0.05)  # enough for the event loop to see the disconnect
-        return step(*args)
+    def counting(made):
+        def count(*args):
+            tokens.append(args[0])
+            if len(tokens) == 3:
+                leave.set()
+            elif len(tokens) > 3:
+                time.sleep(0.05)  # enough for the event loop to see the disconnect
+            return made(*args)
 
-    monkeypatch.setattr(playground, "Step", count)
+        return count
+
+    monkeypatch.setattr(playground, "Step", counting(playground.Step))
+    monkeypatch.setattr(Steps, "_gain", counting(Steps._gain))
     disconnect(path, body, leave)
     assert 3 <= len(tokens) <= 6
 

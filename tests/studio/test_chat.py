@@ -7,8 +7,6 @@ from starlette.testclient import TestClient
 import glassformer as gf
 from glassformer.chat.render import load_renderer
 from glassformer.studio import Settings
-from glassformer.studio import openai as openai_api
-from glassformer.studio.api.playground import Step
 from glassformer.studio.app import create_app
 from glassformer.studio.openai import TextGeneration
 from tests.chat import models as chat_models
@@ -141,10 +139,7 @@ def test_a_character_of_several_tokens_is_streamed_whole(client, folder, monkeyp
     ids = gf.load_tokenizer(folder).encode(text, add_special_tokens=False).ids
     assert sum(len(gf.load_tokenizer(folder).decode([i]).replace("\ufffd", "")) for i in ids) < len(text)
 
-    def scripted(feed, limit, *rest):
-        yield from (Step(i, 1.0, 0.0, 0, torch.zeros(1)) for i in ids)
-
-    monkeypatch.setattr(openai_api, "steps", scripted)
+    monkeypatch.setattr(TextGeneration, "_tokens", lambda generation, ends: iter(ids))
     deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in streamed(client)]
     assert "".join(deltas) == asked(client)["choices"][0]["message"]["content"] == text
     assert "🐱" in deltas
@@ -162,7 +157,6 @@ def test_log_probabilities_have_the_shape_of_chat(client, model, folder):
         assert len(token["top_logprobs"]) == 3
         assert token["top_logprobs"][0]["logprob"] == pytest.approx(token["logprob"])  # greedy
         assert set(token) == {"token", "logprob", "bytes", "top_logprobs"}
-    import torch
 
     prompt, new, _ = greedy(folder, model, [USER])
     with torch.no_grad():

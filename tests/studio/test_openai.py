@@ -3,6 +3,8 @@ import json
 import pytest
 
 import glassformer as gf
+from glassformer.generation.kept import KernelTurn
+from tests.cli.asking import has_compiler
 from tests.studio.serving import parse_events
 
 ASK = {"model": "bard", "prompt": "ROMEO:\n", "max_tokens": 24}
@@ -55,6 +57,39 @@ def test_sampled_text_is_that_of_generate_with_the_same_seed(client, models):
     wanted = gf.generate(loaded.model, [ids], 24, gf.Sampling(0.9, top_p=0.8), seed=11).new[0]
     response = complete(client, temperature=0.9, top_p=0.8, seed=11)
     assert response["choices"][0]["text"] == loaded.decode(wanted)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler here")
+def test_requests_are_decoded_by_the_kernels_and_continue_what_was_read_before(client, models, monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_NATIVE")
+    loaded, text, turns, original = models.get("bard"), "ROMEO:\n", [], KernelTurn.__init__
+
+    def made(turn, *given):
+        original(turn, *given)
+        turns.append(turn)
+
+    monkeypatch.setattr(KernelTurn, "__init__", made)
+    loaded._kept = None  # other tests have used it
+    for more in ("\nThe ", " and\n", ""):
+        ids = loaded.encode(text)
+        new = complete(client, prompt=text, temperature=0)["choices"][0]["text"]
+        assert new == loaded.decode(gf.generate(loaded.model, [ids], 24, engine="torch").new[0])
+        text += new + more
+    assert [turn.reused for turn in turns[:2]] == [0, len(loaded.encode("ROMEO:\n")) + 23]
+    assert all(turn.kept is turns[0].kept for turn in turns)
+    logprobs = complete(client, prompt=text, temperature=0, logprobs=2)["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == 24
+    assert all(
+        p == max(top.values()) for p, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    )
+
+
+def test_requests_at_the_same_time_do_not_share_a_cache(models):
+    loaded = models.get("bard")
+    with loaded.kept_cache() as first, loaded.kept_cache() as second:
+        assert second is not first
+    with loaded.kept_cache() as third:
+        assert third is first
 
 
 def test_a_prompt_may_be_ids_or_one_text_in_a_list(client, models):

@@ -4,12 +4,13 @@ A request names a model by its short name; a path in a request is never opened. 
 even if several requests need it, and only a limited number stays in memory.
 """
 
+import contextlib
 import json
 import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from glassformer.studio.errors import NotFoundError, StudioError
 from glassformer.studio.settings import ADAPTERS
 
 if TYPE_CHECKING:
+    from glassformer.generation.kept import KeptCache
     from glassformer.model import Model
 
 TITLES = {
@@ -56,6 +58,27 @@ class LoadedModel:
     cache: dict[Any, Any] = field(default_factory=dict)
     """Results that depend on the weights alone."""
     _vocabulary: list[str] | None = None
+    _kept: "KeptCache | None" = None
+    _keeping: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextlib.contextmanager
+    def kept_cache(self) -> "Iterator[KeptCache]":
+        """Lend the KV cache that outlives a request: a client sends the whole conversation with each message.
+
+        While a request has it, others get a cache of their own.
+        """
+        from glassformer.generation.kept import KeptCache
+
+        model: Any = self.model
+        if not self._keeping.acquire(blocking=False):
+            yield KeptCache(model)
+            return
+        try:
+            if self._kept is None:
+                self._kept = KeptCache(model)
+            yield self._kept
+        finally:
+            self._keeping.release()
 
     @property
     def config(self) -> ModelConfig:

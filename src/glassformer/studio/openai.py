@@ -4,6 +4,7 @@
 is greedy decoding and returns the same text as `gf.generate`. Errors have OpenAI's format.
 """
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from glassformer.config import Seq2SeqConfig
 from glassformer.studio.api.playground import Step, steps
 from glassformer.studio.errors import StudioError
 from glassformer.studio.events import Emit
+from glassformer.studio.jobs import check_cancelled
 from glassformer.studio.models import LoadedModel, ModelStore
 from glassformer.studio.schema import CompletionRequest
 
@@ -61,26 +63,16 @@ class TextGeneration:
 
     def pieces(self) -> Iterator[str]:
         """Generate the text piece by piece; joined, the pieces are the whole text."""
-        from glassformer.generation import Sampling
-        from glassformer.generation.request import check_length, read_prompts
-        from glassformer.generation.state import TorchState
         from glassformer.generation.text import TextPieces
 
-        model: Any = self.loaded.model  # read_prompts refuses an encoder
-        prompts = read_prompts(model, [self.prompt])
-        room = (model.config.max_len or 10**9) - (1 if isinstance(model.config, Seq2SeqConfig) else len(self.prompt))
-        limit = max(1, min(self.max_new_tokens, room))
-        check_length(model, prompts, limit)
-        ends = {*model.config.special.eos, *self.ends}
-        sampling, growing = Sampling(self.temperature, None, self.top_p), TextPieces(self.stops)
-        feed = TorchState(model, prompts, limit, "static", None)
-        for step in steps(feed, limit, sampling, self.seed, [[end] for end in sorted(ends)]):
-            self.new.append(step.id)
-            if step.id in ends:
+        ends, growing = {*self.loaded.config.special.eos, *self.ends}, TextPieces(self.stops)
+        for token in self._tokens(ends):
+            self.new.append(token)
+            if token in ends:
                 self.finish = "stop"
+                if self.keep_steps:
+                    self.waiting.pop()
                 break
-            if self.keep_steps:
-                self.waiting.append(step)
             piece = growing.add(self.decode(self.new))
             if piece:
                 yield piece
@@ -90,6 +82,35 @@ class TextGeneration:
         visible = self.new[:-1] if self.finish == "stop" else self.new
         if rest := growing.add(self.decode(visible), last=True):
             yield rest
+
+    def _tokens(self, ends: set[int]) -> Iterator[int]:
+        """Generate the tokens one by one; with `keep_steps`, append each step to those that wait."""
+        from glassformer.generation import Sampling
+        from glassformer.generation.engine import make_state
+        from glassformer.generation.loop import Steps
+        from glassformer.generation.request import read_request
+        from glassformer.generation.state import without_gradients
+
+        model: Any = self.loaded.model  # read_request refuses an encoder
+        is_decoder = not isinstance(model.config, Seq2SeqConfig)
+        room = (model.config.max_len or 10**9) - (len(self.prompt) if is_decoder else 1)
+        limit, sampling = max(1, min(self.max_new_tokens, room)), Sampling(self.temperature, None, self.top_p)
+        stops = [[end] for end in sorted(ends)]
+        request = read_request(model, [self.prompt], limit, sampling, seed=self.seed, stop=stops)
+        with self.loaded.kept_cache() if is_decoder else contextlib.nullcontext() as kept:
+            with without_gradients():
+                state, engine = make_state(model, request) if kept is None else kept.state(request)
+            if self.keep_steps:
+                for step in steps(state, limit, sampling, self.seed, stops):
+                    self.waiting.append(step)
+                    yield step.id
+                return
+            running = Steps(state, request, engine)
+            check_cancelled()
+            for (token,) in running:
+                assert token is not None  # the only sequence has not ended
+                yield token
+                check_cancelled()
 
     def decode(self, ids: list[int]) -> str:
         if self.keep_special and self.loaded.tokenizer is not None:

@@ -144,20 +144,23 @@ def steps(feed: Any, new: int, sampling: "Sampling", seed: int, stops: list[list
 
     from glassformer.generation.loop import uniforms
     from glassformer.generation.sampling import choose, distribution
-    from glassformer.generation.state import ends_with
+    from glassformer.generation.state import ends_with, evaluating, one_thread
 
     uniform, generated = uniforms(seed, 1, new), []
     token = torch.empty(0)
     for step in range(new):
         check_cancelled()
         begin = time.perf_counter()
-        with torch.no_grad():
+        with evaluating(feed.model):
             logits = feed.step(token) if step else feed.start()
-            token = choose(logits, sampling, uniform[:, step])
-            probability = float(distribution(logits, sampling)[0, token[0]])
+            with one_thread(feed.owns_threads):
+                uniform = uniform.to(logits.device)
+                token = choose(logits, sampling, uniform[:, step])
+                probability = float(distribution(logits, sampling)[0, token[0]])
+        cache = getattr(feed, "cache", None)  # that of a kernel is not counted
         spent = 1000 * (time.perf_counter() - begin)
         generated.append(int(token[0]))
-        yield Step(generated[-1], probability, spent, 0 if feed.cache is None else feed.cache.n_bytes(), logits[0])
+        yield Step(generated[-1], probability, spent, 0 if cache is None else cache.n_bytes(), logits[0])
         if ends_with(generated, stops):
             return
 
