@@ -20,7 +20,7 @@ from torch import Tensor
 from glassformer.config import Special
 from glassformer.generation.constraints import Constraints
 from glassformer.generation.sampling import penalize
-from glassformer.generation.state import DecodeState, ends_with
+from glassformer.generation.state import DecodeState, ends_with, one_thread
 from glassformer.shapes import Float
 
 
@@ -59,15 +59,24 @@ class Search:
 
 def beam_search(state: DecodeState, settings: BeamSettings) -> list[Hypothesis]:
     """Return the best hypothesis of every prompt."""
-    beams, max_new_tokens = settings.beams, settings.max_new_tokens
+    beams = settings.beams
     logits = state.start()
-    device = logits.device
-    spread = torch.arange(len(state.prompts), device=device).repeat_interleave(beams)
+    spread = torch.arange(len(state.prompts), device=logits.device).repeat_interleave(beams)
     state.reorder(spread)
     logits = logits.index_select(0, spread)
     # all beams of a prompt start equal: only the first may be extended, or they would stay copies of one another
     searches = [Search([[] for _ in range(beams)], [0.0] + [-1e9] * (beams - 1)) for _ in state.prompts]
     keep = max(2, 1 + len(settings.stops)) * beams
+    with one_thread(state.owns_threads):
+        _search(state, settings, searches, logits, keep)
+    return [search.finished[0] for search in searches]
+
+
+def _search(
+    state: DecodeState, settings: BeamSettings, searches: list[Search], logits: Float[Tensor, "N V"], keep: int
+) -> None:
+    """Extend all beams step by step, with `keep` candidates for each prompt, until every search is done."""
+    beams, max_new_tokens, device = settings.beams, settings.max_new_tokens, logits.device
     for length in range(1, max_new_tokens + 1):
         totals = _totals(logits, state.prompts, searches, settings, length - 1)
         best, where = totals.topk(min(keep, totals.shape[1]))
@@ -84,7 +93,6 @@ def beam_search(state: DecodeState, settings: BeamSettings) -> list[Hypothesis]:
         state.reorder(torch.tensor(parents, device=device))
         last = [tokens[-1] for search in searches for tokens in search.tokens]
         logits = state.step(torch.tensor(last, device=device))
-    return [search.finished[0] for search in searches]
 
 
 def _totals(

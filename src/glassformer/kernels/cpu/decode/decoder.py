@@ -65,6 +65,8 @@ class NativeDecoder:
         self.encoder = None if self.source is None else NativeEncoder(self.source, precision, self.threads)
         self.cross = [torch.empty(0)] * 3
         """Keys and values of what the encoder read, as in the cache, and the lengths."""
+        self.prompt_of = torch.arange(rows)
+        """The prompt that each sequence continues: sequences of one prompt have the same `cross`."""
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Return the logits after one more token per sequence."""
@@ -189,8 +191,17 @@ class NativeDecoder:
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         """Let sequence i continue the present sequence parents[i]."""
-        self.keys, self.values = self.keys.index_select(1, parents), self.values.index_select(1, parents)
+        if len(parents) == self.rows:
+            moved = (parents != torch.arange(self.rows)).nonzero()[:, 0]
+            if not len(moved):
+                return
+            held = int(self.lengths.max())
+            for cache in (self.keys, self.values):  # in beam search most rows stay where they are
+                cache[:, moved, :, :held] = cache[:, parents[moved], :, :held]
+        else:
+            self.keys, self.values = self.keys.index_select(1, parents), self.values.index_select(1, parents)
         self.lengths, self.rotations = (held.index_select(0, parents) for held in (self.lengths, self.rotations))
-        if self.source is not None:
+        prompts = self.prompt_of.index_select(0, parents)
+        if self.source is not None and not torch.equal(prompts, self.prompt_of):
             self.cross = [held.index_select(int(held.dim() > 1), parents) for held in self.cross]
-        self.rows = len(parents)
+        self.rows, self.prompt_of = len(parents), prompts
