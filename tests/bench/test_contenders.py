@@ -40,6 +40,13 @@ def test_peers_that_do_not_sample_here_are_left_out_of_sampled_decoding(monkeypa
     assert missing["onnxruntime"] == "it is measured here with the most likely tokens only"
 
 
+def test_peers_without_beam_search_here_are_left_out_of_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    chosen, missing = contenders.choose(Plan("decode", beams=4))
+    assert [c.name for c in chosen] == ["glassformer", "glassformer-torch", "transformers", "ctranslate2"]
+    assert missing["llama.cpp"] == "it is measured here without beam search"
+
+
 def test_a_task_that_a_peer_has_no_part_in(installed):
     chosen, missing = contenders.choose(Plan("train", against=("transformers",)))
     assert [c.name for c in chosen] == ["glassformer"]

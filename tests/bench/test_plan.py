@@ -42,6 +42,8 @@ def test_given_lengths_are_kept():
         ({"task": "startup", "batch": 2}, "leave --batch out"),
         ({"task": "prefill", "training": True}, "--training belongs to startup, not to prefill"),
         ({"task": "prefill", "sampled": True}, "--sampled belongs to decode, not to prefill"),
+        ({"task": "prefill", "beams": 4}, "--beams 4 must be 1, or more with decode"),
+        ({"beams": 0}, "--beams 0 must be 1"),
         ({"device": "gpu"}, "--device gpu is not known: use cpu or cuda."),
         ({"precisions": ("float8",)}, "float8 is for GPUs"),
         ({"device": "cuda", "precisions": ("int4",)}, "int4 is for CPUs"),

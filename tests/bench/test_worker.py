@@ -22,12 +22,12 @@ class Slow:
     def __init__(self, order):
         self.calls = []
 
-    def generate(self, prompts, new, mark, sampled=False):
+    def generate(self, prompts, new, mark, sampled=False, beams=0):
         self.calls.append(-new if sampled else new)
         for step in range(new):
             time.sleep(0.005 if step else 0.02)
             mark()
-        return [[0] * new for _ in prompts]
+        return [[beams] * new for _ in prompts]
 
 
 @pytest.fixture
@@ -82,6 +82,15 @@ def test_sampled_tokens_are_timed_and_the_most_likely_ones_compared():
     reference = worker.Generating(dataclasses.replace(order("reference"), setting={"sampled": True}))
     assert reference.turn(0)["ids"] == [[0] * 5] * 2
     assert reference.peer.calls == [5]
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("task", ["decode", "reference"])
+def test_beam_search_is_timed_as_a_whole(task):
+    answer = worker.Generating(dataclasses.replace(order(task), setting={"beams": 3})).turn(0)
+    assert (answer["units"], answer["ids"]) == (5 * 2, [[3] * 5] * 2)
+    assert answer["seconds"] >= 0.02 + 4 * 0.005
+    assert "first" not in answer
 
 
 @pytest.mark.usefixtures("slow")

@@ -18,7 +18,7 @@ NUMBERS = ("batch", "prompt", "new", "threads", "layers", "seed")
 FLAGS = ("cpu-time", "training", "sampled")
 CHECKOUTS = ("nanogpt", "gpt-fast")
 PATHS = ("keep", "json")
-OTHERS = (*PATHS, "against", "precision", "model", "device", "rounds")
+OTHERS = (*PATHS, "against", "precision", "model", "device", "rounds", "beams")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--model", default="")
     options.add_argument("--device", choices=DEVICES, default="cpu")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--beams", type=int, default=1)
     for name in NUMBERS:
         options.add_argument(f"--{name}", type=int, default=0)
     for name in FLAGS:
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         plan = Plan(
             given["task"], tuple(given["against"]) or (ALL,), tuple(given["precision"]), rounds=given["rounds"],
-            model=given["model"], device=given["device"], keep=given["keep"],
+            beams=given["beams"], model=given["model"], device=given["device"], keep=given["keep"],
             checkouts={name: path for name, path in named.items() if path is not None},
             **{name: given[name] for name in NUMBERS}, **{name: given[name] for name in map(_argument, FLAGS)},
         )  # fmt: skip

@@ -35,6 +35,8 @@ class Contender:
     """True if its module has `prepare`, which writes a file in its own format."""
     samples: bool = False
     """True if its module can draw tokens with a temperature, top-k and top-p."""
+    searches: bool = False
+    """True if its module has beam search."""
     same_model: bool = True
     """False for another architecture with as many parameters, whose tokens cannot be compared."""
 
@@ -46,16 +48,18 @@ OURS = PRECISIONS if importlib.util.find_spec("glassformer.kernels") else PLAIN
 BOTH = ("cpu", "cuda")
 TABLE: tuple[Contender, ...] = (
     Contender("glassformer", "ours", OURS, (*GENERATING, "encode", *TRAINING), ours=True, devices=BOTH,
-              samples=True),
+              samples=True, searches=True),
     Contender("glassformer-torch", "ours", PLAIN, (*GENERATING, "encode"), ours=True, devices=BOTH,
-              samples=True),
+              samples=True, searches=True),
     Contender("transformers", "hugging", ("float32", "bfloat16"), (*GENERATING, "encode", *TRAINING),
-              packages=("transformers",), install="pip install transformers", devices=BOTH, samples=True),
+              packages=("transformers",), install="pip install transformers", devices=BOTH, samples=True,
+              searches=True),
     Contender("transformers-compiled", "hugging", ("float32", "bfloat16"), ("decode", "prefill", *TRAINING),
               packages=("transformers",), install="pip install transformers", only=("decoder",), devices=BOTH,
               samples=True),
     Contender("ctranslate2", "ctranslate", ("float32", "int8"), packages=("ctranslate2", "transformers"),
-              install="pip install ctranslate2 transformers", converts=True, only=("decoder", "seq2seq")),
+              install="pip install ctranslate2 transformers", converts=True, only=("decoder", "seq2seq"),
+              searches=True),
     Contender("onnxruntime", "onnxrt", ("float32", "int8"), (*GENERATING, "encode"), packages=("onnxruntime", "onnx"),
               install="pip install onnxruntime onnx", only=("gpt2", "bert"), converts=True),
     Contender("llama.cpp", "llama", ("float32", "bfloat16", "int8", "int4"), packages=("llama_cpp", "gguf"),
@@ -95,6 +99,9 @@ def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
             continue
         if plan.sampled and not contender.samples:
             missing[contender.name] = "it is measured here with the most likely tokens only"
+            continue
+        if plan.beams > 1 and not contender.searches:
+            missing[contender.name] = "it is measured here without beam search"
             continue
         reason = absence(contender, plan)
         if reason is None:

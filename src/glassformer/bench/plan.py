@@ -63,6 +63,9 @@ class Plan:
     sampled: bool = False
     """Decoding only: draw each token with the defaults of `glass sample`. The greedy tokens are compared before."""
 
+    beams: int = 1
+    """Decoding only: 1 is greedy; more search, and whole calls are measured, from the prompt on."""
+
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise BenchError(unknown(self.task, TASKS, "benchmark"))
@@ -87,6 +90,8 @@ class Plan:
             self._check_fixed_settings()
         if self.sampled and self.task != "decode":
             raise BenchError(f"--sampled belongs to decode, not to {self.task}: leave it out.")
+        if self.beams < 1 or (self.beams > 1 and (self.task != "decode" or self.sampled)):
+            raise BenchError(f"--beams {self.beams} must be 1, or more with decode and without --sampled.")
         if self.training and self.task != "startup":
             raise BenchError(f"--training belongs to startup, not to {self.task}: leave it out.")
         if self.cpu_time and self.device != "cpu":

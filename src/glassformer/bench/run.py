@@ -74,7 +74,8 @@ def _generate(
     def order(contender: Contender, precision: str, task: str) -> Order:
         return Order(
             contender.name, contender.module, task, precision, str(subject.root), plan.n_threads, prompts,
-            plan.length_new, plan.checkout(contender.name), {"cpu_time": plan.cpu_time, "sampled": plan.sampled},
+            plan.length_new, plan.checkout(contender.name),
+            {"cpu_time": plan.cpu_time, "sampled": plan.sampled, "beams": plan.beams},
             plan.device,
         )  # fmt: skip
 

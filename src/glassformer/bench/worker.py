@@ -53,9 +53,13 @@ class Generating:
         self.order, self.clock = order, clock_of(order)
         self.peer = importlib.import_module(f"glassformer.bench.peers.{order.module}").Peer(order)
         self.first = self.peer.generate(order.prompts, 1, _nothing) if order.task == "startup" else []
-        self.how = {"sampled": True} if order.setting.get("sampled") and order.task == "decode" else {}
-        if self.how:  # the most likely tokens are compared, those that are timed are random
+        self.beams = order.setting.get("beams", 1)
+        self.how: dict[str, Any] = {"beams": self.beams} if self.beams > 1 else {}
+        if (
+            order.setting.get("sampled") and order.task == "decode"
+        ):  # the most likely tokens are compared, those that are timed are random
             self.first = self.peer.generate(order.prompts, order.new, _nothing)
+            self.how = {"sampled": True}
         for _ in range(WARM_UP if order.task in ("decode", "prefill") else 0):
             self.peer.generate(order.prompts, order.new, _nothing, **self.how)
 
@@ -76,12 +80,14 @@ class Generating:
         end = self.clock()
         if self.order.task == "prefill":
             return {"ids": ids, "seconds": end - start, "units": sum(map(len, self.order.prompts))}
+        if self.beams > 1:  # which tokens belong to the best beam is known at the end
+            return {"ids": ids, "seconds": end - start, "units": self.order.new * len(ids)}
         # timed from the first token on: reading the prompt is another benchmark
         steps = (len(marks) - 1) * len(ids)
         # a mark on a GPU may be early: the ids that `generate` returns have reached the host
         last = marks[-1] if self.order.device == "cpu" else end
         measured = {"seconds": last - marks[0], "units": steps, "first": marks[0] - start}
-        return measured if self.how else {"ids": ids, **measured}
+        return measured if "sampled" in self.how else {"ids": ids, **measured}
 
 
 class Encoding:

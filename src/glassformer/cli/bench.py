@@ -12,7 +12,7 @@ from glassformer.cli.common import Force, InputError, check_writable, option, re
 Task = Literal["decode", "prefill", "encode", "train", "startup", "growth"]
 OF_A_RACE = {
     **{"against": (), "precision": (), "batch": 0, "prompt": 0, "new": 0, "threads": 0, "model": ""},
-    **{"layers": 0, "cpu_time": False, "device": "cpu", "training": False, "sampled": False},
+    **{"layers": 0, "cpu_time": False, "device": "cpu", "training": False, "sampled": False, "beams": 1},
 }
 """Defaults of the options that `growth` does not use: it compares with no other library."""
 HELP = {
@@ -39,6 +39,7 @@ HELP = {
     "of compiled code, instead of the seconds to the first token.",
     "sampled": "With decode: draw each token with the defaults of `glass sample` (temperature 0.8, top-k 50, "
     "top-p 0.95). Default: the most likely token.",
+    "beams": "With decode: number of beams of a beam search, whose whole calls are measured. 1 is greedy.",
     "layers": "Number of layers in place of the preset's, such as 8 of 16. Default: as the preset.",
     "cpu_time": "Measure processor seconds of one thread instead of seconds, for a machine on which other programs "
     "run.",
@@ -62,6 +63,7 @@ def bench(
     device: Annotated[Literal["cpu", "cuda"], option(HELP["device"])] = "cpu",
     training: Annotated[bool, option(HELP["training"])] = False,
     sampled: Annotated[bool, option(HELP["sampled"])] = False,
+    beams: Annotated[int, option(HELP["beams"])] = 1,
     layers: Annotated[int, option(HELP["layers"])] = 0,
     cpu_time: Annotated[bool, option(HELP["cpu_time"])] = False,
     json: Annotated[Path | None, option(HELP["json"], "FILE")] = None,
@@ -83,6 +85,7 @@ def bench(
         others: dict[str, Any] = {"against": against, "precision": precision, "batch": batch, "prompt": prompt}
         others |= {"new": new, "threads": threads, "nanogpt": nanogpt, "gpt_fast": gpt_fast, "model": model}
         others |= {"layers": layers, "cpu_time": cpu_time, "device": device, "training": training, "sampled": sampled}
+        others |= {"beams": beams}
         refuse_unused("glass bench growth", {**others, "keep": keep}, (), OF_A_RACE)
         return _growth(rounds, json)
     from glassformer.bench.contenders import choose
@@ -92,7 +95,7 @@ def bench(
     checkouts = {name: path.expanduser() for name, path in given.items() if path is not None}
     peers = tuple(against) or ("all",)
     sizes = (batch, prompt, new, rounds, threads, model, layers, cpu_time)
-    how: dict[str, Any] = {"device": device, "training": training, "sampled": sampled}
+    how: dict[str, Any] = {"device": device, "training": training, "sampled": sampled, "beams": beams}
     plan = Plan(task, peers, tuple(precision), *sizes, checkouts, keep, **how)
     choose(plan)  # a wrong name is refused before torch is imported
     from glassformer.bench.run import run

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("ctranslate2", reason="a peer that is not installed here")
 
+import glassformer as gf
 from glassformer.bench.peers import ctranslate
 from tests.bench import tiny
 
@@ -19,3 +20,10 @@ def test_its_tokens_are_those_of_the_engine(subject, precision):
     assert [len(row) for row in made] == [order.new] * 2
     if precision == "float32":
         assert made == tiny.engine_ids(subject, order)
+
+
+def test_its_beam_search_is_ours(subject):
+    order = tiny.order(subject, "ctranslate2", "ctranslate", rows=1)
+    ctranslate.prepare(order)
+    found = ctranslate.Peer(order).generate(order.prompts, order.new, tiny.nothing, beams=3)
+    assert found == gf.generate(gf.load(subject.root / "hf"), order.prompts, order.new, beams=3, stop=[]).new

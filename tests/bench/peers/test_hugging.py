@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import glassformer as gf
 from glassformer.bench.peers import hugging
 from tests.bench import tiny
 
@@ -35,3 +36,9 @@ def test_it_draws_as_glass_sample_does(subject):
     peer = hugging.Peer(order)
     tiny.check_draws(subject, order, peer.generate(order.prompts, order.new, tiny.nothing, sampled=True))
     assert peer.generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)
+
+
+def test_its_beam_search_is_ours(subject):
+    order = tiny.order(subject, "transformers", "hugging", rows=1)
+    found = hugging.Peer(order).generate(order.prompts, order.new, tiny.nothing, beams=3)
+    assert found == gf.generate(gf.load(subject.root / "hf"), order.prompts, order.new, beams=3, stop=[]).new

@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+import glassformer as gf
 from glassformer.bench.peers import ours
 from glassformer.config.choices import Precision
 from tests.bench import tiny
@@ -65,3 +66,9 @@ def test_it_draws_as_glass_sample_does(subject):
     peer = ours.Peer(order)
     tiny.check_draws(subject, order, peer.generate(order.prompts, order.new, tiny.nothing, sampled=True))
     assert peer.generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)
+
+
+def test_its_beam_search_is_ours(subject):
+    order = tiny.order(subject, "glassformer-torch", "ours", rows=1)
+    found = ours.Peer(order).generate(order.prompts, order.new, tiny.nothing, beams=3)
+    assert found == gf.generate(gf.load(subject.root / "hf"), order.prompts, order.new, beams=3, stop=[]).new

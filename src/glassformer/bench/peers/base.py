@@ -78,7 +78,8 @@ class Generator(Protocol):
     def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         """Return the greedy continuation of every prompt: `new` ids each, without stopping early.
 
-        Peers that can sample have one more argument, `sampled`: True draws the tokens as SAMPLING says.
+        Peers that can sample have an argument `sampled`: True draws the tokens as SAMPLING says. Peers with beam search
+        have `beams`; then `mark` is not called.
         """
 
 

@@ -36,7 +36,7 @@ class Peer:
             str(folder(order)), device="cpu", compute_type=order.precision, intra_threads=order.threads, inter_threads=1
         )
 
-    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, beams: int = 1) -> list[list[int]]:
         last = len(prompts) - 1
 
         def count(step: Any) -> bool:
@@ -47,11 +47,13 @@ class Peer:
         words = [[f"t{token}" for token in prompt] for prompt in prompts]
         if self.is_seq2seq:
             made = self.generator.translate_batch(
-                words, beam_size=1, max_decoding_length=new, end_token=[], max_input_length=0, callback=count
-            )
+                words, beam_size=beams, max_decoding_length=new, end_token=[], max_input_length=0,
+                callback=None if beams > 1 else count,
+            )  # fmt: skip
             return [[int(word[1:]) for word in result.hypotheses[0]] for result in made]
         results = self.generator.generate_batch(
             words,
-            max_length=new, end_token=[], sampling_topk=1, include_prompt_in_result=False, callback=count,
+            beam_size=beams, max_length=new, end_token=[], sampling_topk=1, include_prompt_in_result=False,
+            callback=None if beams > 1 else count,
         )  # fmt: skip
         return [list(result.sequences_ids[0]) for result in results]

@@ -52,14 +52,15 @@ class Peer:
         self.settings = package.GenerationConfig(**settings)
 
     def generate(
-        self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, sampled: bool = False
+        self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, sampled: bool = False, beams: int = 1
     ) -> list[list[int]]:
         import torch
 
         ids = torch.tensor(prompts, device=self.device)
-        self.settings.update(max_new_tokens=new, do_sample=sampled, **(SAMPLING if sampled else {}))
+        self.settings.update(max_new_tokens=new, do_sample=sampled, num_beams=beams, **(SAMPLING if sampled else {}))
+        streamer = None if beams > 1 else Times(mark)  # it has none for beams
         made = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), generation_config=self.settings, streamer=Times(mark)
+            ids, attention_mask=torch.ones_like(ids), generation_config=self.settings, streamer=streamer
         )
         rows: list[list[int]] = made[:, 1 if self.is_seq2seq else ids.shape[1] :].tolist()
         return rows

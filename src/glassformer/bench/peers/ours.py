@@ -48,9 +48,9 @@ class Peer:
             library.load()  # compiled once per machine and version, then cached on disk
 
     def generate(
-        self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, sampled: bool = False
+        self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark, sampled: bool = False, beams: int = 1
     ) -> list[list[int]]:
-        from glassformer.generation import Sampling, stream
+        from glassformer.generation import Sampling, generate, stream
 
         rows: list[list[int]] = [[] for _ in prompts]
         options: Any = {"engine": self.engine, "precision": self.precision}
@@ -58,6 +58,8 @@ class Peer:
             options["sampling"] = Sampling(**SAMPLING)
         if self.task == "reference":  # in float32 torch stores the scores of all its tokens at once
             options["prefill_chunk"] = CHUNK
+        if beams > 1:
+            return generate(self.model, prompts, new, beams=beams, stop=[], **options).new
         for gained in stream(self.model, prompts, new, stop=[], **options):
             mark()
             for row, token in zip(rows, gained, strict=True):
