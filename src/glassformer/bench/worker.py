@@ -55,9 +55,8 @@ class Generating:
         self.first = self.peer.generate(order.prompts, 1, _nothing) if order.task == "startup" else []
         self.beams = order.setting.get("beams", 1)
         self.how: dict[str, Any] = {"beams": self.beams} if self.beams > 1 else {}
-        if (
-            order.setting.get("sampled") and order.task == "decode"
-        ):  # the most likely tokens are compared, those that are timed are random
+        if order.setting.get("sampled") and order.task == "decode":
+            # the most likely tokens are compared, those that are timed are random
             self.first = self.peer.generate(order.prompts, order.new, _nothing)
             self.how = {"sampled": True}
         for _ in range(WARM_UP if order.task in ("decode", "prefill") else 0):

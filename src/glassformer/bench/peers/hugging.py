@@ -37,10 +37,13 @@ class Peer:
         package = quiet_package()
         self.version, self.device = str(package.__version__), order.device
         dtype = getattr(torch, order.precision)
-        self.is_seq2seq = bool(config_of(order).get("is_encoder_decoder"))
+        config = config_of(order)
+        self.is_seq2seq = bool(config.get("is_encoder_decoder"))
         kind = package.AutoModelForSeq2SeqLM if self.is_seq2seq else package.AutoModelForCausalLM
         self.model = kind.from_pretrained(order.model, dtype=dtype).eval().to(order.device)
         settings: dict[str, Any] = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "eos_token_id": None}
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):  # which our engine reads in config.json
+            settings[name] = config.get(name)
         if order.name == "transformers-compiled":
             # as its documentation advises; on a CPU there are no CUDA graphs to reduce the overhead with
             mode = "default" if order.device == "cpu" else "reduce-overhead"
