@@ -171,9 +171,13 @@ def test_where_steps_are_captured_each_turn_reads_the_conversation_again(monkeyp
     monkeypatch.setattr(decode, "DECODE_KERNELS", (graph,))
     model = model_of(c.Rotary())
     kept, ids = KeptCache(model), ids_of(model)
-    for length in (5, 40):
+    used = []
+    for length in (5, 40, 180):
         state, _, logits = turn(kept, ids[:length], more=[3] * 40)
         wanted = model(torch.tensor([[*ids[:length], *[3] * 40]]))[:, -41:]
         assert isinstance(state, CapturedState)
         torch.testing.assert_close(logits, wanted, atol=2e-5, rtol=2e-5)
+        used.append(state.steps)
+        del state
     assert kept.kept is None
+    assert used[0] is used[1] is used[2]  # with room for 256 tokens, they need not be captured again

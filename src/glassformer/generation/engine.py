@@ -127,13 +127,18 @@ def _choose_decoder() -> "Callable[[Call], tuple[DecodeKernel | None, str]]":
     return choose_decoder
 
 
-def make_state(model: Model, request: GenerationRequest) -> tuple[DecodeState, Implementation]:
-    """Return the decode state of a request and what computes it. If `auto` cannot compile the kernels, torch does."""
+def make_state(model: Model, request: GenerationRequest, capacity_step: int = 1) -> tuple[DecodeState, Implementation]:
+    """Return the decode state of a request and what computes it. If `auto` cannot compile the kernels, torch does.
+
+    The capacity of captured steps is rounded up to a multiple of `capacity_step`, so that they can be used again.
+    """
     call = Call.of(model, request)
     chosen = choose_engine(call, request.engine, request.precision)
     if chosen.kernel is not None:
         try:
-            return _kernel_state(model, request, chosen, chosen.kernel), chosen
+            least = chosen.kernel.capacity_step
+            kernel = replace(chosen.kernel, capacity_step=-(-capacity_step // least) * least)
+            return _kernel_state(model, request, chosen, kernel), chosen
         except GlassformerError as error:
             chosen = fall_back(call, request, error)
     assert isinstance(model, DecoderLM | Seq2Seq)  # read_prompts refused any other model

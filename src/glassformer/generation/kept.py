@@ -46,7 +46,8 @@ class KeptCache:
         chosen = choose_engine(call, request.engine, request.precision)
         if chosen.kernel is not None and chosen.kernel.make is None:
             self.kept = None
-            return make_state(self.model, request)
+            # turns that need a little more room would capture steps of their own
+            return make_state(self.model, request, roomy(request.capacity, self.model.config.max_len))
         limit = self.model.config.changes_frequencies_at
         is_long = limit is not None and call.prompt_tokens > limit
         if is_long is not self.is_long:
