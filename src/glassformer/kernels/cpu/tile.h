@@ -57,10 +57,14 @@ inline floats accumulate(floats sum, uints a, const pair& b) {  // with the intr
 constexpr bool HAS_PAIRS = false;
 #endif
 
+struct Nothing {
+    void operator()(int64_t) const {}
+};
+
 // out (ROWS, COLUMNS * LANES) = a (ROWS, depth) b (depth, COLUMNS * LANES), b with `b_row` elements from row to row. The sums
-// and one row of b occupy ROWS * COLUMNS + COLUMNS registers.
-template <int ROWS, int COLUMNS, typename A, typename T>
-inline void sum_tile(A a, const T* b, int64_t b_row, int64_t depth, floats (&out)[ROWS][COLUMNS]) {
+// and one row of b occupy ROWS * COLUMNS + COLUMNS registers. `meanwhile(d)` is called before every sixteenth step d.
+template <int ROWS, int COLUMNS, typename A, typename T, typename Meanwhile = Nothing>
+inline void sum_tile(A a, const T* b, int64_t b_row, int64_t depth, floats (&out)[ROWS][COLUMNS], Meanwhile meanwhile = {}) {
     floats sums[ROWS][COLUMNS];  // not `out` itself, which may be in memory: it would be written at every step
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++)
@@ -69,6 +73,7 @@ inline void sum_tile(A a, const T* b, int64_t b_row, int64_t depth, floats (&out
     const T* row[ROWS];  // used where they are few enough to stay in registers
     for (int i = 0; i < ROWS; i++) row[i] = a.data + i * a.row;
     for (int64_t d = 0; d < depth; d++) {
+        if (!std::is_same_v<Meanwhile, Nothing> && d % LINE == 0) meanwhile(d);
         decltype(load(b)) right[COLUMNS];
 #pragma GCC unroll 8
         for (int j = 0; j < COLUMNS; j++) right[j] = load(b + d * b_row + j * LANES);

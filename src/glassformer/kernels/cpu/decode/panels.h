@@ -34,14 +34,15 @@ inline void store_sums(float* to, const float* sums, int width, bool more, const
 
 // y[i][0..32) (+)= sum over k of x(i, k) * panel[k][0..32), for the first `vectors` of M vectors i. `pitch`: floats from one k
 // to the next.
-template <int M, typename X>
+template <int M, typename X, typename Meanwhile = Nothing>
 inline void multiply_tile(const float* panel, long pitch, int depth, X x, float* y, long y_stride, int width,
-                          bool first, const float* bias, int vectors = M) {
+                          bool first, const float* bias, int vectors = M, Meanwhile meanwhile = {}) {
     constexpr int N = AT_ONCE<M>;
     float out[M][WIDE];
     for (int part = 0; part < PARTS; part += N) {
         floats sums[M][N];
-        sum_tile<M, N>(x, panel + part * LANES, pitch, depth, sums);
+        if (part) sum_tile<M, N>(x, panel + part * LANES, pitch, depth, sums);
+        else sum_tile<M, N>(x, panel, pitch, depth, sums, meanwhile);
         for (int i = 0; i < vectors; i++) std::memcpy(out[i] + part * LANES, sums[i], sizeof sums[i]);
     }
     for (int i = 0; i < vectors; i++) store_sums(y + i * y_stride, out[i], width, !first, bias);
@@ -59,12 +60,16 @@ inline void multiply_tiles(const float* panel, long pitch, int depth, const floa
     some(std::integral_constant<int, SHORT / 2>()), some(std::integral_constant<int, 1>());
 }
 
-// Prefetch `depth` columns of 32 rows, from `start` on, while the present ones are processed.
-inline void prefetch_panel(const float* start, long depth, long pitch, int part, int parts) {
-    const long lines = (depth + LANES - 1) / LANES, all = lines * WIDE;
-    for (long i = all * part / parts; i < all * (part + 1) / parts; i++)
-        __builtin_prefetch(start + i / lines * pitch + i % lines * LANES, 0, 3);
-}
+// Prefetches some rows of the next panel, a cache line of each at a time, between the multiplications of this one. Prefetched in
+// one go, they would fill the processor's queue of loads, and it would wait: 10 % of an encoder that reads 64 to 128 tokens.
+struct Ahead {
+    const float* start;
+    long pitch;
+    int first, last;
+    void operator()(int64_t column) const {
+        for (int r = first; r < last; r++) __builtin_prefetch(start + r * pitch + column, 0, 2);  // into the L2 cache
+    }
+};
 
 // A chunk of y = m x (+ bias) for many vectors of floats. All panels of the chunk are multiplied with some columns of the vectors
 // before the next columns.
@@ -83,12 +88,13 @@ inline void multiply_floats(const Matrix& m, const Chunk& chunk, const Vectors& 
             const long next = below ? row + WIDE : more ? chunk.first : chunk.next_row;
             const float* ahead = (const float*)m.weights + next * m.columns + (below ? from : more ? from + deep : 0);
             for (int i = chunk.from; i < chunk.to; i++) {
-                if (below || more || next) prefetch_panel(ahead, deep, m.columns, i - chunk.from, chunk.to - chunk.from);
+                const int rows = below || more || next ? WIDE : 0, tiles = chunk.to - chunk.from, tile = i - chunk.from;
+                const Ahead prefetch{ahead, m.columns, rows * tile / tiles, rows * (tile + 1) / tiles};
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);
-                if (v.tile == TALL) multiply_tile<TALL>(panel, WIDE, depth, Tile<TALL, float>{x}, to, stride, width, !from, bias, vectors);
-                else multiply_tile<SHORT>(panel, WIDE, depth, Tile<SHORT, float>{x}, to, stride, width, !from, bias, vectors);
+                if (v.tile == TALL) multiply_tile<TALL>(panel, WIDE, depth, Tile<TALL, float>{x}, to, stride, width, !from, bias, vectors, prefetch);
+                else multiply_tile<SHORT>(panel, WIDE, depth, Tile<SHORT, float>{x}, to, stride, width, !from, bias, vectors, prefetch);
             }
         }
     }

@@ -325,20 +325,22 @@ def weights_of(model: Model, precision: Precision, stack: str = "decoder") -> We
     if reads_in_place(model, precision) and model.config.attention.latent is None:
         return Weights(model, getattr(model, stack), precision)  # only addresses
     held = _PACKED.setdefault(model, {})
-    present, key = fingerprint(model), (stack, precision)
+    present, key = fingerprint(model, stack), (stack, precision)
     if key not in held or held[key][0] != present:
         held[key] = (present, Weights(model, getattr(model, stack), precision))
     return held[key][1]
 
 
-def fingerprint(model: Model) -> tuple[int, ...]:
-    """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (checksum.h).
+def fingerprint(model: Model, stack: str = "decoder") -> tuple[int, ...]:
+    """Return addresses, sizes and a checksum of weights, which changes with any change of one of them (checksum.h).
 
-    Buffers are weights too: the correction of a router.
+    For the kernels of an encoder they are the weights of its stack; for those of a decoder all others. Buffers are
+    weights too: the correction of a router.
 
-    All weights are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
+    All of these are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
     """
-    weights = [*model.parameters(), *model.buffers()]
+    named = [*model.named_parameters(), *model.named_buffers()]
+    weights = [weight for name, weight in named if name.startswith("encoder.") is (stack == "encoder")]
     held = [weight.detach().contiguous() for weight in weights]
     ranges = (library.MemoryRange * len(held))(*[library.MemoryRange(p.data_ptr(), p.nbytes) for p in held])
     checksum = library.load().glass_checksum(ranges, len(ranges), torch.get_num_threads())
