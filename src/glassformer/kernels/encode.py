@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import config as c
-from glassformer.kernels.cpu.decode import NativeEncoder, library, unsupported_config
+from glassformer.kernels.cpu.decode import library, unsupported_config
+from glassformer.kernels.cpu.decode.encoder import native_encoder
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.kernels.cuda.graph.captured_encoder import graph_encoder, padded_shape
 from glassformer.kernels.registry import Kernel
@@ -107,7 +108,7 @@ ENCODE_KERNELS: tuple[EncodeKernel, ...] = (
         "cpu-encode", "a forward pass of an encoder over a padded batch", supported_on_cpu,
         "hidden states within 3e-5 of their largest magnitude in float32; lower precisions round the weights",
         "tests/kernels/cpu/decode/test_encoder.py", "cpu",
-        lambda model, modules, precision: NativeEncoder(model, precision),
+        native_encoder,
     ),
     EncodeKernel(
         "cuda-encode", "a forward pass of an encoder over a padded batch", supported_by_graph,

@@ -1,5 +1,9 @@
 """Encoders and encoder-decoders through the kernels: what torch computes with padding, without it."""
 
+import copy
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +12,7 @@ from glassformer import config as c
 from glassformer.generation import generate
 from glassformer.kernels.cpu.decode import NativeDecoder, NativeEncoder, NativeError, unsupported_config
 from glassformer.kernels.cpu.decode import encoder as module
+from glassformer.kernels.cpu.decode.encoder import native_encoder
 from glassformer.kernels.toolchain import cxx
 from tests import variants
 from tests.sampled import examples
@@ -116,3 +121,58 @@ def test_wrong_settings_are_sentences():
         NativeEncoder(model, "int3")
     with pytest.raises(NativeError, match="start is not set"):
         NativeDecoder(float_model(seq2seq(special=c.Special()))).read([[1, 2]])
+
+
+def encoder(**changes):
+    base = c.EncoderConfig(
+        vocab_size=31, d_model=64, n_layers=2, attention=c.Attention(4), feedforward=c.Dense(64), max_len=16
+    )
+    return c.replace(base, **changes)
+
+
+def modules_of(model):
+    return [*model.embed.modules(), *model.encoder.modules()]
+
+
+def test_an_encoder_that_reads_weights_in_place_is_kept_while_they_stay_where_they_are():
+    model = float_model(encoder())
+    made = native_encoder(model, modules_of(model), "float32")
+    assert native_encoder(model, modules_of(model), "float32") is made
+    assert native_encoder(model, modules_of(model), "int8") is not made
+    ids = [[3, 1, 4, 1, 5], [9] * 12]
+    for parameter in model.encoder.parameters():  # read where they are
+        parameter.data.mul_(-1.3)
+        made = native_encoder(model, modules_of(model), "float32")
+        fresh = NativeEncoder(copy.deepcopy(model))
+        assert all(torch.equal(a, b) for a, b in zip(made.encode(ids), fresh.encode(ids), strict=True))
+    weight = model.encoder.blocks[0].attention.q.weight
+    weight.data = weight.data * 2  # now elsewhere
+    moved = native_encoder(model, modules_of(model), "float32")
+    assert moved is not made
+    fresh = NativeEncoder(copy.deepcopy(model))
+    assert all(torch.equal(a, b) for a, b in zip(moved.encode(ids), fresh.encode(ids), strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"position": c.T5Bias(buckets=8)}, {"norm": c.RMSNorm(offset=1.0)}, {"position": c.Alibi()}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_encoder_with_copies_of_weights_is_made_again(changes, dtype):
+    model = float_model(encoder(**changes)).to(dtype)
+    made = native_encoder(model, modules_of(model), "float32")
+    assert native_encoder(model, modules_of(model), "float32") is not made
+    ids = [[3, 1, 4, 1, 5], [9] * 12]
+    for parameter in model.encoder.parameters():
+        parameter.data.mul_(-1.3)
+        made = native_encoder(model, modules_of(model), "float32")
+        fresh = NativeEncoder(copy.deepcopy(model))
+        assert all(torch.equal(a, b) for a, b in zip(made.encode(ids), fresh.encode(ids), strict=True))
+
+
+def test_a_kept_encoder_does_not_keep_a_model_alive():
+    model = float_model(encoder())
+    native_encoder(model, modules_of(model), "float32")
+    seen = weakref.ref(model)
+    del model
+    gc.collect()
+    assert seen() is None
