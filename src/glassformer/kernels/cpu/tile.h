@@ -16,11 +16,13 @@ struct Left {  // (i, d) at data[i * row + d * step]: a matrix or its transpose
     int64_t row, step;
 };
 
-template <int ROWS, typename T>
-struct Tile {  // (i, d) at data[d * ROWS + i]: ROWS vectors, interleaved element by element
+template <int VECTORS, typename T>
+struct Tile {  // (i, d) at data[d * VECTORS + i]: vectors that are interleaved element by element
     const T* data;
-    static constexpr int64_t row = 1, step = ROWS;
+    static constexpr int64_t row = 1, step = VECTORS;
 };
+template <typename A> constexpr bool IS_INTERLEAVED = false;
+template <int VECTORS, typename T> constexpr bool IS_INTERLEAVED<Tile<VECTORS, T>> = true;
 
 // sum + a b, rounded once. Written explicitly, because GCC's tuning for some processors splits it into a multiplication and
 // an addition, and then a vector gets different bits in a batch than alone.
@@ -80,7 +82,7 @@ inline void sum_tile(A a, const T* b, int64_t b_row, int64_t depth, floats (&out
         const T* left = a.data + d * a.step;
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++) {
-            const T& one = ROWS <= 6 ? row[i][d * a.step] : left[i * a.row];
+            const T& one = ROWS <= 6 && !IS_INTERLEAVED<A> ? row[i][d * a.step] : left[i * a.row];
 #pragma GCC unroll 8
             for (int j = 0; j < COLUMNS; j++) sums[i][j] = accumulate(sums[i][j], right[j], one);
         }

@@ -252,12 +252,24 @@ inline void multiply_integers(const uint8_t* panel, const Vectors& v, int tile, 
         }
 }
 
+// Some vectors of a tile that is B wide, in pairs of bf16: as many as there are, rounded up to an even number.
+template <int B, int M = B>
+inline void multiply_pairs(const pair* panel, int steps, const pair* x, int vectors, float (*out)[WIDE]) {
+    if constexpr (M > 2)
+        if (vectors <= M - 2) return multiply_pairs<B, M - 2>(panel, steps, x, vectors, out);
+    floats sums[M][PARTS];
+    sum_tile<M, PARTS>(Tile<B, pair>{x}, panel, WIDE, steps, sums);
+    std::memcpy(out, sums, sizeof sums);
+}
+
 template <int KIND, int B>
 inline void tile_times(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
     const uint8_t* w = panel_of(m, row);
     if constexpr (KIND == BF16) {
         if (v.form == FLOATS) return few_bf16<B>(w, steps_of(m), (const float*)v.words_of(tile), out);
         if constexpr (HAS_PAIRS) {
+            const int vectors = std::min(B, v.batch - tile * B);
+            if (vectors < B) return multiply_pairs<B>((const pair*)w, steps_of(m), v.words_of(tile), vectors, out);
             floats sums[B][PARTS];
             sum_tile<B, PARTS>(Tile<B, pair>{v.words_of(tile)}, (const pair*)w, WIDE, steps_of(m), sums);
             std::memcpy(out, sums, sizeof sums);

@@ -48,6 +48,17 @@ inline void multiply_tile(const float* panel, long pitch, int depth, X x, float*
     for (int i = 0; i < vectors; i++) store_sums(y + i * y_stride, out[i], width, !first, bias);
 }
 
+// The same for the last tile of some vectors, which is TILE wide: M is the smallest even number of vectors that holds them. The
+// tile is computed whole otherwise, and of 128 vectors that is 9 % of the time.
+template <int TILE, int M = TILE, typename Meanwhile>
+inline void multiply_last(const float* panel, long pitch, int depth, const float* x, float* y, long y_stride, int width,
+                          bool first, const float* bias, int vectors, Meanwhile meanwhile) {
+    if constexpr (M > 2)
+        if (vectors <= M - 2)
+            return multiply_last<TILE, M - 2>(panel, pitch, depth, x, y, y_stride, width, first, bias, vectors, meanwhile);
+    multiply_tile<M>(panel, pitch, depth, Tile<TILE, float>{x}, y, y_stride, width, first, bias, vectors, meanwhile);
+}
+
 // The same for any number of vectors, `x_stride` apart.
 inline void multiply_tiles(const float* panel, long pitch, int depth, const float* x, long x_stride, int vectors, float* y,
                            long y_stride) {
@@ -93,8 +104,13 @@ inline void multiply_floats(const Matrix& m, const Chunk& chunk, const Vectors& 
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);
-                if (v.tile == TALL) multiply_tile<TALL>(panel, WIDE, depth, Tile<TALL, float>{x}, to, stride, width, !from, bias, vectors, prefetch);
-                else multiply_tile<SHORT>(panel, WIDE, depth, Tile<SHORT, float>{x}, to, stride, width, !from, bias, vectors, prefetch);
+                auto multiply = [&](auto size) {
+                    constexpr int M = decltype(size)::value;
+                    if (vectors == M) multiply_tile<M>(panel, WIDE, depth, Tile<M, float>{x}, to, stride, width, !from, bias, M, prefetch);
+                    else multiply_last<M>(panel, WIDE, depth, x, to, stride, width, !from, bias, vectors, prefetch);
+                };
+                if (v.tile == TALL) multiply(std::integral_constant<int, TALL>());
+                else multiply(std::integral_constant<int, SHORT>());
             }
         }
     }
