@@ -140,15 +140,15 @@ __attribute__((noinline)) void two_bf16(const uint8_t* w, const uint8_t* v, int 
     std::memcpy(out, sums, sizeof sums);
 }
 
-// sums[b][j] += N parts of some steps of a panel times bytes of B vectors: every word of x, or every second one.
-template <int KIND, int WORDS, int B, int N>
+// sums[b][j] += N parts of some steps of a panel times bytes of B vectors, whose words are STRIDE apart in x.
+template <int KIND, int STRIDE, int B, int N>
 inline void add_bytes(const uints* w, int steps, const uint32_t* x, ints (&sums)[B][N]) {
     ints a[B][N];  // a copy stays in registers
     std::memcpy(a, sums, sizeof a);
     for (int k = 0; k < steps; k++, w += PARTS) {
         prefetch_step<B>(w, AHEAD);
 #pragma GCC unroll 2
-        for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += WORDS * B) {
+        for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++, x += STRIDE) {
             uints weights[N];
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++) weights[j] = KIND == INT4 ? halves(w[j], half) : w[j];
@@ -178,10 +178,10 @@ inline void add_split_bytes(const uints* w, int steps, const uint32_t* x, ints (
             for (int j = 0; j < N; j++) sums[b][j] += (high[b][j] << 8) + low[b][j];
     } else {  // otherwise one after the other: 25 % faster at batch 8 than half a panel at a time
         ints high[B][N] = {};
-        add_bytes<INT8, 2>(w, steps, x, high);
+        add_bytes<INT8, 2 * B>(w, steps, x, high);
         for (int b = 0; b < B; b++)
             for (int j = 0; j < N; j++) sums[b][j] += high[b][j] << 8;
-        add_bytes<INT8, 2>(w, steps, x + B, sums);
+        add_bytes<INT8, 2 * B>(w, steps, x + B, sums);
     }
 }
 
@@ -219,10 +219,10 @@ inline void add_signs(const uints* w, int steps, const uint32_t* x, ints (&sums)
     std::memcpy(sums, a, sizeof a);
 }
 
-// A panel of integers times B vectors of integers, one group of columns after another. Where the registers do not hold all sums,
+// A panel of integers times B vectors of integers, of a tile that is TILE wide, one group of columns after another. Where the registers do not hold all sums,
 // a group is multiplied in parts of the panel, and meanwhile the next group is prefetched: the hardware would do so during the
 // first part only.
-template <int KIND, Form FORM, int B>
+template <int KIND, Form FORM, int B, int TILE = B>
 inline void multiply_integers(const uint8_t* panel, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
     constexpr int N = AT_ONCE<B>;
     const int groups = v.groups(), steps = v.group / COLUMNS<KIND>, size = steps * PARTS;
@@ -230,14 +230,14 @@ inline void multiply_integers(const uint8_t* panel, const Vectors& v, int tile, 
     const uint32_t* x = v.words_of(tile);
     const float* x_scales = v.scales_of(tile);
     const int32_t* starts = v.starts_of(tile);
-    for (int g = 0; g < groups; g++, w += size, x += v.depth / groups * B, scales += WIDE, x_scales += B, starts += B)
+    for (int g = 0; g < groups; g++, w += size, x += v.depth / groups * TILE, scales += WIDE, x_scales += TILE, starts += TILE)
         for (int part = 0; part < PARTS; part += N) {
             ints sums[B][N];
 #pragma GCC unroll 16
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++) sums[b][j] = ints{} + starts[b];
-            if constexpr (FORM == BYTES) add_bytes<KIND, 1>(w + part, steps, x, sums);
+            if constexpr (FORM == BYTES) add_bytes<KIND, TILE>(w + part, steps, x, sums);
             else if constexpr (FORM == SIGNS) add_signs(w + part, steps, x, sums);
             else if constexpr (HAS_BYTES) add_split_bytes(w + part, steps, x, sums);
             else add_word_pairs<KIND>(w + part, steps, x, sums, w + size + part * steps);
@@ -262,6 +262,14 @@ inline void multiply_pairs(const pair* panel, int steps, const pair* x, int vect
     std::memcpy(out, sums, sizeof sums);
 }
 
+// The same for the last tile of many vectors: as many as there are, rounded up to an even number.
+template <int KIND, int TILE, int M = TILE>
+inline void multiply_last_integers(const uint8_t* panel, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
+    if constexpr (M > 2)
+        if (v.batch - tile * TILE <= M - 2) return multiply_last_integers<KIND, TILE, M - 2>(panel, v, tile, scales, out);
+    multiply_integers<KIND, BYTES, M, TILE>(panel, v, tile, scales, out);
+}
+
 template <int KIND, int B>
 inline void tile_times(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
     const uint8_t* w = panel_of(m, row);
@@ -277,6 +285,8 @@ inline void tile_times(const Matrix& m, int row, const Vectors& v, int tile, flo
     } else {
         // int4 weights: one form for any number of vectors
         constexpr Form many = KIND == INT8 || HAS_BYTES ? ROUNDED : SPLIT, few = KIND == INT8 || !HAS_BYTES ? SPLIT : ROUNDED;
+        if constexpr (many == BYTES && B == TALL)
+            if (v.form == many) return multiply_last_integers<KIND, B>(w, v, tile, scales_of(m, row), out);
         if (v.form == many) multiply_integers<KIND, many, B>(w, v, tile, scales_of(m, row), out);
         else multiply_integers<KIND, few, B>(w, v, tile, scales_of(m, row), out);
     }
