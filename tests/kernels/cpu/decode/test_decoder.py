@@ -421,3 +421,14 @@ def test_small_models_decode_in_one_thread_and_others_in_as_many_as_torch():
     assert NativeDecoder(model, rows=5).threads == torch.get_num_threads()
     assert NativeDecoder(model, threads=3).threads == 3
     assert default_threads(build(presets.gpt2(n_layers=1), device="meta"), 1) == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
+def test_tokens_of_a_prompt_of_any_length_have_the_logits_of_a_longer_one(precision):
+    """The last tile of a prompt computes the vectors that exist, whatever their number."""
+    model = float_model(decoder(d_model=64, n_heads=4, feedforward=c.Dense(128), max_len=64))
+    ids = torch.randint(model.config.vocab_size, (56,), generator=torch.Generator().manual_seed(0)).tolist()
+    native = NativeDecoder(model, 1, 64, precision)
+    wanted = native.extend(0, 0, ids, len(ids))  # four tiles of 14, or 28 of 2
+    for n in range(48, 57) if precision == "float32" else range(16, 57):  # from where on they are many
+        assert relative(native.extend(0, 0, ids[:n], n), wanted[:n]) < 1e-6
