@@ -20,6 +20,8 @@ from glassformer.bench.peers.base import Order, wait
 
 WARM_UP = 2
 """Calls before anything is timed: the first one compiles."""
+WARM_UP_TOKENS = 320
+"""New tokens before whole calls are timed: a model of ours that is used for so long moves its weights to huge pages."""
 WARM_UP_STEPS = {"cpu": 2, "cuda": 6}
 """Training steps before anything is timed. On a GPU ours takes three steps, then captures a CUDA graph."""
 
@@ -59,7 +61,10 @@ class Generating:
             # the most likely tokens are compared, those that are timed are random
             self.first = self.peer.generate(order.prompts, order.new, _nothing)
             self.how = {"sampled": True}
-        for _ in range(WARM_UP if order.task in ("decode", "prefill") else 0):
+        warm_up = WARM_UP if order.task in ("decode", "prefill") else 0
+        if self.beams > 1 and warm_up:
+            warm_up = max(warm_up, math.ceil(WARM_UP_TOKENS / order.new))
+        for _ in range(warm_up):
             self.peer.generate(order.prompts, order.new, _nothing, **self.how)
 
     def facts(self) -> dict[str, Any]:
