@@ -70,7 +70,7 @@ def _penalized(logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], penalty:
     if not _is_readable(logits):
         return penalize(logits, seen, penalty)
     at = seen.nonzero(as_tuple=True)  # a GPU would wait for their number
-    return logits.index_put(at, penalize(logits[at], seen[at], penalty))
+    return logits.index_put(at, penalize(logits[at][None], seen[at][None], penalty)[0])
 
 
 def keep_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
