@@ -8,6 +8,7 @@ import torch
 from glassformer import config as c
 from glassformer.generation.engine import Call
 from glassformer.kernels import encode
+from glassformer.kernels.decode import choose_decoder
 from glassformer.kernels.toolchain import cxx
 from tests.kernels.test_decode_support import CHANGES
 
@@ -52,6 +53,20 @@ def test_a_device_has_one_kernel_and_others_have_none():
     assert "not in int8" in encode.choose_encoder(call(start, "cuda", "int8"))[1]
     exact = Call(as_encoder(start), torch.float64, torch.device("cpu"))
     assert "weights are float64" in encode.choose_encoder(exact)[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_config_with_lists_is_supported_as_one_with_tuples(device, monkeypatch):
+    """It has no hash, so what is supported cannot be looked up."""
+    monkeypatch.setattr(cxx, "compiler", lambda: "c++")
+    start, given = CHANGES["norm"][0], []
+    for eos in ((3,), [3]):
+        config = dataclasses.replace(start, special=c.Special(eos=eos))
+        calls = [call(config, device), Call(config, torch.float32, torch.device(device))]
+        given.append([encode.choose_encoder(calls[0]), choose_decoder(calls[1])])
+    assert given[0] == given[1]
+    assert given[0][0][0] is not None
+    assert given[0][1][0] is not None
 
 
 def test_each_entry_names_its_test():

@@ -7,14 +7,41 @@ therefore refused by every kernel until somebody implements it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from glassformer.config import ModelConfig
 
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 Rule = Collection[Any] | Callable[[Any], bool]
 """The supported values of a config field: a collection of them, or a predicate."""
+
+
+def remembered(size: int) -> Callable[[Callable[P, Answer]], Callable[P, Answer]]:
+    """Let a function keep its last `size` answers: each generation asks again what a config supports.
+
+    A config that was made with lists in place of tuples has no hash; its answer is computed each time.
+    """
+
+    def decorate(compute: Callable[P, Answer]) -> Callable[P, Answer]:
+        kept: Any = functools.lru_cache(size)(compute)
+
+        @functools.wraps(compute)
+        def answer(*given: P.args, **named: P.kwargs) -> Answer:
+            try:
+                hash(given)
+            except TypeError:
+                return compute(*given, **named)
+            found: Answer = kept(*given, **named)
+            return found
+
+        answer.__dict__["cache_clear"] = kept.cache_clear
+        return answer
+
+    return decorate
 
 
 def any_value(value: Any) -> bool:

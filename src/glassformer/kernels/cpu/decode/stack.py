@@ -4,7 +4,6 @@ import ctypes
 import dataclasses
 import weakref
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -83,7 +82,6 @@ ALLOWED_IN_ENCODERS: dict[str, Rule] = {
 """torch computes the embedding and the head of an encoder."""
 
 
-@lru_cache(64)
 def unsupported_config(config: c.ModelConfig) -> str | None:
     """Return why the CPU kernels cannot run a model of this config, or None if they can."""
     allowed = ALLOWED

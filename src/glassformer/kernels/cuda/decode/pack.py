@@ -1,7 +1,6 @@
 """A model as the CUDA kernels read it: matrices of all layers stacked, position tables, sizes as macros."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.kernels import decode_support
 from glassformer.kernels.decode_support import ACTIVATIONS
+from glassformer.kernels.registry import remembered
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
@@ -27,7 +27,7 @@ ALLOWED = dict(decode_support.ALLOWED)
 """The config fields that the CUDA kernels implement."""
 
 
-@lru_cache(64)  # each generation asks again
+@remembered(64)
 def unsupported_config(config: c.ModelConfig) -> str | None:
     """Return why the CUDA kernels cannot run a model of this config, or None if they can."""
     if (reason := decode_support.unsupported_config(config, ALLOWED)) is not None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from glassformer import config as c
 from glassformer.kernels.cuda.graph.linear import ACTIVATION_NAMES, CHUNK, suits
-from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_values, unsupported_fields
+from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_values, remembered, unsupported_fields
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block
 from glassformer.model.layers import Dense, Gated
@@ -59,7 +58,7 @@ ROUTED = ("feedforward.router", "feedforward.shared")
 """Fields of a mixture of experts that torch computes: the choice of the experts, and the shared expert."""
 
 
-@lru_cache(1024)  # each generation asks again
+@remembered(1024)
 def unsupported_parts(config: c.ModelConfig, layer: int) -> dict[str, str]:
     """Return the parts of a layer (or of the whole model, "model") that the kernels do not compute, with the reason."""
     flat = dataclasses.replace(
