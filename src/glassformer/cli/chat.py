@@ -28,7 +28,6 @@ from glassformer.cli.common import (
     option,
     set_threads,
 )
-from glassformer.cli.sample import load_to_sample
 from glassformer.config import choices
 from glassformer.errors import GlassformerError, listing
 
@@ -83,6 +82,7 @@ def chat(
     check_seed(seed)
     from glassformer.chat.render import load_renderer
     from glassformer.chat.session import Chat
+    from glassformer.cli.sample import load_to_sample
     from glassformer.generation import Sampling
     from glassformer.weights import load_tokenizer, resolve
 
