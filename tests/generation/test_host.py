@@ -110,6 +110,25 @@ def test_rows_with_nan_are_refused_and_no_other(changes, at):
         checked(logits, choose(logits, how, uniform))
 
 
+@pytest.mark.parametrize("how", [Sampling(), Sampling(top_k=5), Sampling(0.8, 50, 0.9, 0.1), Sampling(1e-300)])
+@pytest.mark.filterwarnings("error")
+def test_infinite_logits_are_refused_without_a_warning_of_numpy(how):
+    logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(0))
+    if how.temperature == 1e-300:
+        logits *= 1e30  # infinite when divided
+    else:
+        logits[0, 7] = float("inf")
+    with pytest.raises(ConfigError, match="not all numbers"):
+        checked(logits, choose(logits, how, torch.full((1,), 0.5, dtype=torch.float64)))
+    assert distribution(logits, how).isnan().any()
+
+
+def test_rows_need_not_lie_in_one_piece():
+    logits = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0)).T
+    for how in (Sampling(), Sampling(top_k=5), Sampling(top_p=0.9)):
+        assert torch.equal(distribution(logits, how), distribution(logits.contiguous(), how))
+
+
 def test_a_penalty_comes_before_the_filters():
     logits = drawn_logits(5, 3000, 1.0, 1e-7, torch.float32)
     seen = torch.zeros(2, 3000, dtype=torch.bool)

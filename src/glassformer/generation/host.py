@@ -31,6 +31,7 @@ PART = 256
 _HELD = threading.local()
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the caller refuses NaN, in one sentence
 def distribution(logits: Float[Tensor, "B V"], sampling: "Sampling") -> Float[Tensor, "B V"]:
     """Return the probabilities of all tokens, without a penalty on repetition, for a temperature that is not 0."""
     found = np.zeros(logits.shape)
@@ -40,6 +41,7 @@ def distribution(logits: Float[Tensor, "B V"], sampling: "Sampling") -> Float[Te
     return torch.from_numpy(found)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def choose(logits: Float[Tensor, "B V"], sampling: "Sampling", uniform: Float[Tensor, "B"]) -> Int[Tensor, "B"]:
     """Draw a token for each row, the one that `sampling.draw` draws from the distribution; the id V if it has NaN."""
     rows = zip(logits.numpy(), uniform.tolist(), strict=True)
@@ -95,7 +97,7 @@ def nucleus(scaled: Row, p: float) -> Row:
 def most_likely(row: Row, count: int) -> Row:
     """Return the largest numbers of a row, the largest first; NaN count as the largest."""
     held = torch.from_numpy(row)
-    blocks = held[: len(row) // BLOCK * BLOCK].view(-1, BLOCK)
+    blocks = held[: len(row) // BLOCK * BLOCK].reshape(-1, BLOCK)
     if len(blocks) > 2 * count:  # no other block than these has one of the largest
         chosen = blocks[blocks.amax(1).topk(count).indices]
         held = torch.cat([chosen.flatten(), held[blocks.numel() :]])
