@@ -19,13 +19,11 @@ MACHINE = {
 
 
 class Emulated(decoder.CudaDecoder):
-    def __init__(
-        self, model: DecoderLM, folder: Path, clusters: int = 2, dtype: torch.dtype = torch.float32, capacity: int = 64
-    ):
+    def __init__(self, model: DecoderLM, clusters: int = 2, dtype: torch.dtype = torch.float32, capacity: int = 64):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decoder, "_clusters", lambda device: clusters)
             super().__init__(model, 1, capacity, dtype)
-        self.library = built(source(self.sizes, decoder.PARTS, MACHINE), "decode", folder, HERE)
+        self.library = built(source(self.sizes, decoder.PARTS, MACHINE), "decode", HERE)
         assert self.library.size() == ctypes.sizeof(decoder.Arguments)
 
     def _launch(self, count: int) -> None:

@@ -18,10 +18,10 @@ from tests.variants import POSITIONS, decoder, lively
 class Emulated(batch.CudaBatch):
     """Without a graph, and with launches on the CPU."""
 
-    def __init__(self, model, rows, capacity, folder, dtype=torch.float32):
+    def __init__(self, model, rows, capacity, dtype=torch.float32):
         super().__init__(model, rows, capacity, dtype)
         self.sizes_of = {name: batch.batch_sizes(model, dtype, name) for name in batch.WARPS}
-        self.kernels, self.folder = {}, folder
+        self.kernels = {}
 
     def _run(self):
         self._body()
@@ -29,17 +29,17 @@ class Emulated(batch.CudaBatch):
     def _launch(self, name, blocks, **changes):
         if name not in self.kernels:  # one that is never launched need not be compiled
             text = source(self.sizes_of[name], ("batch.cu",), MACHINE)
-            self.kernels[name] = built(text, name, self.folder, HERE)
+            self.kernels[name] = built(text, name, HERE)
             assert self.kernels[name].size() == ctypes.sizeof(batch.Arguments)
         self.kernels[name].run(ctypes.byref(self.arguments(**changes)), blocks, 32 * batch.WARPS[name])
 
 
 @torch.no_grad()
-def differences(config, folder, dtype=torch.float32):
+def differences(config, dtype=torch.float32):
     """Rows of unequal lengths, three greedy steps: relative differences of each step's logits, and of the tokens."""
     model = lively(config, std=0.4)[0].float()
     prompts = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13], [9, 2, 4, 1]]
-    made = Emulated(model, 3, 20, folder, dtype)
+    made = Emulated(model, 3, 20, dtype)
     tokens, real = pad([p[:-1] for p in prompts], "left", model.device)
     cache = model.new_cache("growing")
     model(tokens, real, cache=cache)
@@ -65,29 +65,27 @@ def small(name, modern):
 @pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize(("name", "modern", "shares"), [("learned", False, 1), ("rotary-halves", True, 2)])
-def test_it_is_the_engine(name, modern, shares, tmp_path, monkeypatch):
+def test_it_is_the_engine(name, modern, shares, monkeypatch):
     monkeypatch.setattr(batch, "SHARES", dict.fromkeys(batch.SHARES, shares))
-    assert (
-        max(differences(small(name, modern), tmp_path)) < 1e-5
-    )  # float32 sums in another order, exponentials to the base 2
+    assert max(differences(small(name, modern))) < 1e-5  # float32 sums in another order, exponentials to the base 2
 
 
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("modern", [False, True])
 @pytest.mark.parametrize("name", ["none", "sinusoidal", "rotary-interleaved", "rotary-yarn", "rotary-llama3"])
-def test_every_position_scheme(name, modern, tmp_path):
-    assert max(differences(small(name, modern), tmp_path)) < 1e-5
+def test_every_position_scheme(name, modern):
+    assert max(differences(small(name, modern))) < 1e-5
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_first_of_the_likeliest_is_chosen_and_noted(dtype, tmp_path):
+def test_the_first_of_the_likeliest_is_chosen_and_noted(dtype):
     of_a_warp = 32 * 16 // dtype.itemsize  # logits that it reads at a time, in loads of 16 bytes
     of_all = of_a_warp * batch.WARPS["choose"]
     vocab = of_all + 5  # the first warp reads twice: its second place is behind every other warp's
     config = dataclasses.replace(small("none", False), vocab_size=vocab)
-    made = Emulated(lively(config)[0].float(), 5, 20, tmp_path, dtype)
+    made = Emulated(lively(config)[0].float(), 5, 20, dtype)
     assert made.sizes["COLUMNS"] > vocab
     made.logits.fill_(-1)
     made.logits[:, vocab:] = 9  # what stands beyond the vocabulary is no token

@@ -23,13 +23,13 @@ def small(name="learned", modern=False, **changes):
 
 
 @torch.no_grad()
-def check(config, folder, prompt=12, clusters=2, dtype=torch.float32, limit=5e-6):
+def check(config, prompt=12, clusters=2, dtype=torch.float32, limit=5e-6):
     """Six greedy tokens are the engine's, and so are the last logits; 5e-6: float32 sums in another order."""
     model = lively(config, std=0.4)[0].float()
     if dtype is torch.bfloat16:
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16().float())
-    native, cache = Emulated(model, folder, clusters, dtype, capacity=29), model.new_cache("growing")
+    native, cache = Emulated(model, clusters, dtype, capacity=29), model.new_cache("growing")
     tokens = list(range(3, 3 + prompt))
     tokens.append(int(model(torch.tensor([tokens]), cache=cache)[0, -1].argmax()))
     native.take(cache)
@@ -51,45 +51,43 @@ def few_threads(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "modern", "prompt", "clusters"), [("rotary-halves", True, 12, 3), ("learned", False, 1, 1)]
 )
-def test_it_is_the_engine(name, modern, prompt, clusters, tmp_path):
-    check(small(name, modern), tmp_path, prompt, clusters)
+def test_it_is_the_engine(name, modern, prompt, clusters):
+    check(small(name, modern), prompt, clusters)
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_cluster_may_have_no_head(tmp_path):
-    check(small(attention__n_heads=2, attention__n_kv_heads=1), tmp_path, clusters=3)
+def test_a_cluster_may_have_no_head():
+    check(small(attention__n_heads=2, attention__n_kv_heads=1), clusters=3)
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_in_bfloat16_it_differs_by_the_rounding_of_keys_and_values(tmp_path):
-    check(small(), tmp_path, dtype=torch.bfloat16, limit=2e-2)
+def test_in_bfloat16_it_differs_by_the_rounding_of_keys_and_values():
+    check(small(), dtype=torch.bfloat16, limit=2e-2)
 
 
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("modern", [False, True])
 @pytest.mark.parametrize("name", KNOWN)
-def test_every_position_scheme_both_kinds_of_block(name, modern, tmp_path):
+def test_every_position_scheme_both_kinds_of_block(name, modern):
     for prompt, clusters in ((1, 3), (12, 1), (12, 4)):
-        folder = tmp_path / f"{prompt}-{clusters}"  # another number of clusters is another kernel: a name loads once
-        folder.mkdir()
-        check(small(name, modern), folder, prompt, clusters)
+        check(small(name, modern), prompt, clusters)
 
 
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "relu2"])
-def test_every_activation(activation, tmp_path):
-    check(small(feedforward=c.Dense(136, activation=activation)), tmp_path)
+def test_every_activation(activation):
+    check(small(feedforward=c.Dense(136, activation=activation)))
 
 
 @pytest.mark.slow
 @needs_compiler
-def test_one_step_gives_logits_and_takes_another_token_than_the_likeliest(tmp_path):
+def test_one_step_gives_logits_and_takes_another_token_than_the_likeliest():
     model = lively(small(), std=0.4)[0].float()
-    native, cache = Emulated(model, tmp_path, capacity=29), model.new_cache("growing")
+    native, cache = Emulated(model, capacity=29), model.new_cache("growing")
     with torch.no_grad():
         model(torch.tensor([[5]]), cache=cache)
         native.take(cache)

@@ -19,13 +19,13 @@ KERNELS = {kernel.name: kernel for kernel in DECODE_KERNELS}
 
 
 @pytest.fixture
-def emulated(monkeypatch, tmp_path):
+def emulated(monkeypatch):
     """`generate` on a CPU goes through the kernels of GPUs."""
     monkeypatch.setattr(decoder, "WARPS", 2)
     monkeypatch.setattr(decoder, "NEIGHBOURS", 2)
     monkeypatch.setattr(batch, "WARPS", dict.fromkeys(batch.WARPS, 2))
-    single = lambda model, rows, capacity, dtype: Emulated(model, tmp_path, 2, dtype, capacity)  # noqa: E731
-    several = lambda model, rows, capacity, dtype: EmulatedBatch(model, rows, capacity, tmp_path, dtype)  # noqa: E731
+    single = lambda model, rows, capacity, dtype: Emulated(model, 2, dtype, capacity)  # noqa: E731
+    several = lambda model, rows, capacity, dtype: EmulatedBatch(model, rows, capacity, dtype)  # noqa: E731
     monkeypatch.setattr(steps, "KINDS", {"persistent": single, "batch": several})
 
     def through(model, request):

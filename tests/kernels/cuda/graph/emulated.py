@@ -1,7 +1,6 @@
 """Captured steps whose kernels run on the CPU."""
 
 import ctypes
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,17 @@ PROCESSORS = 3
 
 
 @pytest.fixture
-def on_cpu(monkeypatch, tmp_path_factory):
-    """Kernels are compiled for the CPU, once for each source in a session."""
-    folder = tmp_path_factory.getbasetemp() / "emulated"
-    folder.mkdir(exist_ok=True)
+def on_cpu(monkeypatch):
+    """Kernels are compiled for the CPU."""
 
     def run(self: Launch) -> None:
-        library = built_once(self.text(MACHINE), self.kernel, folder)
+        library = built(self.text(MACHINE), self.kernel, HERE)
         assert library.size() == ctypes.sizeof(launches.ARGUMENTS[self.file])
         library.run(ctypes.byref(self.arguments()), self.blocks, 32 * launches.WARPS)
 
     def run_program(self: Program, count: int) -> None:
         self.counter.zero_()
-        library = built_once(self.text(MACHINE), "step", folder)
+        library = built(self.text(MACHINE), "step", HERE)
         assert library.size() == ctypes.sizeof(launches.ARGUMENTS["step"])
         library.run(ctypes.byref(self.arguments(count)), self.blocks, self.threads)
 
@@ -42,18 +39,6 @@ def on_cpu(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(steps, "unsupported_device", lambda device: None)
     monkeypatch.setattr(steps, "_processors", lambda device: PROCESSORS)
     steps._LAST.clear()
-
-
-_BUILT: dict[str, ctypes.CDLL] = {}
-
-
-def built_once(text: str, kernel: str, folder: Path) -> ctypes.CDLL:
-    mark = hashlib.sha256((kernel + text).encode()).hexdigest()[:12]
-    if mark not in _BUILT:
-        place = folder / mark
-        place.mkdir(exist_ok=True)
-        _BUILT[mark] = built(text, kernel, place, HERE)
-    return _BUILT[mark]
 
 
 def continued(model, tokens: torch.Tensor, new: list[torch.Tensor], precision: str, slots: int = 32) -> torch.Tensor:

@@ -1,8 +1,6 @@
 """The kernels of between.cu, compiled for the CPU."""
 
 import ctypes
-import functools
-import hashlib
 from pathlib import Path
 
 from glassformer.kernels.cuda.training import between
@@ -10,21 +8,13 @@ from glassformer.kernels.toolchain import nvrtc
 from tests.emulated_cuda import built
 
 
-@functools.cache
-def library(text, name, root):
-    folder = root / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    folder.mkdir(exist_ok=True)
-    made = built(text, name, folder, Path(__file__).parent)
-    assert made.size() == ctypes.sizeof(between.Arguments)
-    return made
-
-
-def emulate(monkeypatch, root):
+def emulate(monkeypatch):
     """Launch kernels on the CPU for the rest of a test."""
 
     class Emulated:
         def __init__(self, text, name):
-            self.library = library(text, name, root)
+            self.library = built(text, name, Path(__file__).parent)
+            assert self.library.size() == ctypes.sizeof(between.Arguments)
 
         def launch(self, given, blocks, threads):
             self.library.run(ctypes.byref(given), blocks, threads)

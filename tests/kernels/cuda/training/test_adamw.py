@@ -1,7 +1,6 @@
 """AdamW's CUDA kernel is torch's AdamW: compiled for the CPU here."""
 
 import ctypes
-import functools
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,11 @@ from tests.variants import decoder, lively
 SHAPES = [(3,), (8,), (130, 65), (2048,), (2, 2048, 3), (1,)]
 
 
-@functools.cache
-def library(text, folder):
-    return built(text, "adamw", folder, Path(__file__).parent, "squares")
-
-
 @pytest.fixture
-def _emulated(monkeypatch, tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp()
-
+def _emulated(monkeypatch):
     class Emulated:
         def __init__(self, text, name):
-            self.library = library(text, folder)
+            self.library = built(text, "adamw", Path(__file__).parent, "squares")
             self.run = self.library.run if name == "adamw" else self.library.run_squares
 
         def launch(self, given, blocks, threads):

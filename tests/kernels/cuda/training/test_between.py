@@ -13,8 +13,8 @@ pytestmark = needs_compiler
 
 
 @pytest.fixture(autouse=True)
-def _emulated(monkeypatch, tmp_path_factory):
-    emulate(monkeypatch, tmp_path_factory.getbasetemp())
+def _emulated(monkeypatch):
+    emulate(monkeypatch)
 
 
 def exact_norm(x, weight, bias, norm):

@@ -24,8 +24,8 @@ pytestmark = [needs_compiler, pytest.mark.filterwarnings("ignore:Mismatch dtype 
 
 
 @pytest.fixture(autouse=True)
-def _emulated(monkeypatch, tmp_path_factory):
-    emulate(monkeypatch, tmp_path_factory.getbasetemp())
+def _emulated(monkeypatch):
+    emulate(monkeypatch)
 
 
 class Trace:

@@ -1,7 +1,6 @@
 """Causal attention and its gradient: the definition against autograd, the CUDA kernels on a CPU against that."""
 
 import ctypes
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,17 +78,7 @@ def test_operators_keep_torchs_rules(sliced):
     torch.library.opcheck(causal.backward, (given, out, logs, torch.ones_like(out), 2, 0.5))
 
 
-@cache
-def library(folder):
-    return built(causal.source(), "causal_backward", folder, Path(__file__).parent, "find_means", "finish_queries")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
-
-
-def run(given, d_out, heads, scale, folder, blocks, parts=1, parts_of_rows=False):
+def run(given, d_out, heads, scale, blocks, parts=1, parts_of_rows=False):
     """The kernels, as the operator launches them; the last heads in parts, one for each block."""
     out, logs = causal.forward(given, heads, scale)
     B, T, _ = out.shape
@@ -113,7 +102,7 @@ def run(given, d_out, heads, scale, folder, blocks, parts=1, parts_of_rows=False
         whole=whole,
         parts=parts,
     )
-    made = library(folder)
+    made = built(causal.source(), "causal_backward", Path(__file__).parent, "find_means", "finish_queries")
     assert made.size() == ctypes.sizeof(causal.Arguments)
     made.run_find_means(ctypes.byref(argument), -(-B * heads * T // 32), 256)
     made.run(ctypes.byref(argument), blocks, causal.THREADS)
@@ -136,10 +125,10 @@ def run(given, d_out, heads, scale, folder, blocks, parts=1, parts_of_rows=False
         pytest.param(1, 640, 5, 2, True, 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_kernels_are_the_definition(batch, time, heads, blocks, sliced, parts, folder):
+def test_the_kernels_are_the_definition(batch, time, heads, blocks, sliced, parts):
     given = numbers(batch, time, heads, causal.WIDTH, sliced)
     d_out = torch.randn(batch, time, heads * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
-    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks, parts, parts_of_rows=sliced))
+    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, blocks, parts, parts_of_rows=sliced))
     # p and ds are rounded to 8 bits before they are multiplied, and so is the result: 2^-9 root mean square each
     parts = zip(found, wanted, strict=True)
     for a, b in parts:
@@ -149,11 +138,11 @@ def test_the_kernels_are_the_definition(batch, time, heads, blocks, sliced, part
 
 
 @needs_compiler
-def test_the_kernels_read_shared_keys(folder):
+def test_the_kernels_read_shared_keys():
     q, k, v = numbers(2, 128, 4, causal.WIDTH, True)
     given = [q, k[..., : 2 * causal.WIDTH], v[..., 64 : 64 + 2 * causal.WIDTH]]
     d_out = torch.randn(2, 128, 4 * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
-    found, wanted = run(given, d_out, 4, 0.2, folder, 3)
+    found, wanted = run(given, d_out, 4, 0.2, 3)
     for a, b in zip(found.double(), wanted.double(), strict=True):
         assert (a - b).norm() < 2**-7 * b.norm()
 
@@ -183,20 +172,20 @@ def test_gradients_next_to_each_other(shared, monkeypatch):
 @pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("lazy", [0, 5, 9])
-def test_warps_need_not_keep_step(lazy, folder, monkeypatch):
+def test_warps_need_not_keep_step(lazy, monkeypatch):
     monkeypatch.setenv("EMULATED_ORDER", str(lazy))
     given, d_out = numbers(1, 384, 2, causal.WIDTH, True), torch.ones(1, 384, 2 * causal.WIDTH, dtype=BF)
-    found, wanted = run(given, d_out, 2, 0.2, folder, 1)
+    found, wanted = run(given, d_out, 2, 0.2, 1)
     assert (found.double() - wanted.double()).norm() < 2**-7 * wanted.double().norm()
 
 
 @needs_compiler
-def test_it_is_the_same_each_time_and_nan_stays_nan(folder):
+def test_it_is_the_same_each_time_and_nan_stays_nan():
     given, d_out = numbers(1, 256, 1, causal.WIDTH, True), torch.ones(1, 256, causal.WIDTH, dtype=BF)
-    (first, _), (second, _) = (run(given, d_out, 1, 0.2, folder, 1) for _ in range(2))
+    (first, _), (second, _) = (run(given, d_out, 1, 0.2, 1) for _ in range(2))
     assert torch.equal(first, second)
     given[1][0, 200, 6] = float("nan")  # a key, which queries before it do not see
-    found, wanted = run(given, d_out, 1, 0.2, folder, 1)
+    found, wanted = run(given, d_out, 1, 0.2, 1)
     assert torch.equal(found.isnan().any(-1).any(0), wanted.isnan().any(-1).any(0))  # the gradients of a token
 
 

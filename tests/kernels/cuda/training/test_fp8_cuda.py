@@ -3,7 +3,6 @@
 import ctypes
 import re
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -21,16 +20,12 @@ UNIT = torch.tensor(2.0**-2)
 class Emulated:
     """In place of nvrtc.Kernel. What macros choose is a variable here, so that a text is compiled once for all."""
 
-    libraries: ClassVar[dict[tuple[str, str], ctypes.CDLL]] = {}
-
-    def __init__(self, text: str, name: str, folder: Path):
+    def __init__(self, text: str, name: str):
         values = [0] * len(CHOICES)
         for n, choice in enumerate(CHOICES):
             values[n] = int(next(iter(re.findall(rf"^#define {choice} (\d+)$", text, re.M)), 0))
             text = re.sub(rf"^#define {choice} \d+$", f"#define {choice} chosen[{n}]", text, flags=re.M)
-        if (text, name) not in self.libraries:
-            self.libraries[text, name] = built(CHOOSE + text, name, folder, Path(__file__).parent)
-        self.library, self.values = self.libraries[text, name], values
+        self.library, self.values = built(CHOOSE + text, name, Path(__file__).parent), values
 
     def launch(self, given: ctypes.Structure, blocks: int, threads: int) -> None:
         assert self.library.size() == ctypes.sizeof(given)
@@ -39,8 +34,8 @@ class Emulated:
 
 
 @pytest.fixture
-def emulated(monkeypatch, tmp_path):
-    monkeypatch.setattr(nvrtc, "kernel", lambda text, name, device, shared=0: Emulated(text, name, tmp_path))
+def emulated(monkeypatch):
+    monkeypatch.setattr(nvrtc, "kernel", lambda text, name, device, shared=0: Emulated(text, name))
     monkeypatch.setattr(loss, "THREADS", 64)
     monkeypatch.setattr(torch, "empty", _poisoned)
 

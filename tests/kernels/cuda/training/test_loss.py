@@ -16,18 +16,18 @@ from tests.emulated_cuda import built, needs_compiler
 class Emulated:
     """In place of nvrtc.Kernel."""
 
-    def __init__(self, text, name, folder):
-        self.library = built(text, name, folder, Path(__file__).parent)
+    def __init__(self, text, name):
+        self.library = built(text, name, Path(__file__).parent)
         assert self.library.size() == ctypes.sizeof(cuda.Arguments)
 
     def launch(self, given, blocks, threads):
         self.library.run(ctypes.byref(given), blocks, threads)
 
 
-def emulated(logits, targets, folder, *settings, columns=None):
+def emulated(logits, targets, *settings, columns=None):
     gradients = torch.full_like(logits, float("nan"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nvrtc, "kernel", lambda text, name, device, shared: Emulated(text, name, folder))
+        patch.setattr(nvrtc, "kernel", lambda text, name, device, shared: Emulated(text, name))
         rows = cuda.write_gradients(logits, gradients, targets, *settings, columns or logits.shape[1])
     return *rows.sum(1), gradients
 
@@ -35,13 +35,13 @@ def emulated(logits, targets, folder, *settings, columns=None):
 @pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize(("columns", "smoothing", "z_loss"), [(904, 0.0, 0.0), (5000, 0.1, 1e-3)])
-def test_it_is_the_plain_chunk(columns, smoothing, z_loss, tmp_path, monkeypatch):
+def test_it_is_the_plain_chunk(columns, smoothing, z_loss, monkeypatch):
     monkeypatch.setattr(cuda, "THREADS", 64)
     torch.manual_seed(0)
     logits = (4 * torch.randn(4, columns)).bfloat16()
     logits[0, 7] = 60.0
     targets = torch.tensor([7, -100, columns - 1, 3])
-    found = emulated(logits, targets, tmp_path, -100, smoothing, z_loss)
+    found = emulated(logits, targets, -100, smoothing, z_loss)
     wanted = chunk_gradients(logits, targets, -100, smoothing, z_loss)
     for name, a, b in zip(("total", "plain"), found, wanted, strict=False):
         assert torch.allclose(a, b, rtol=1e-5), name
@@ -56,14 +56,14 @@ def test_it_is_the_plain_chunk(columns, smoothing, z_loss, tmp_path, monkeypatch
     ("columns", "stride", "smoothing", "z_loss"),
     [(65, 128, 0.1, 1e-3), (897, 960, 0.0, 0.0), (257, 320, 0.1, 0.0), (64, 128, 0.0, 1e-3)],
 )
-def test_columns_beyond_the_logits_count_for_nothing(columns, stride, smoothing, z_loss, tmp_path, monkeypatch):
+def test_columns_beyond_the_logits_count_for_nothing(columns, stride, smoothing, z_loss, monkeypatch):
     """Whatever they hold: a row as long as another that ends there gives the same loss and gradient, then zeros."""
     monkeypatch.setattr(cuda, "THREADS", 32)
     torch.manual_seed(0)
     logits = (4 * torch.randn(4, stride)).bfloat16()
     logits[:, columns:] = torch.tensor([900.0, -900.0, float("nan"), float("inf")]).bfloat16()[:, None]
     targets = torch.tensor([7, -100, columns - 1, 3])
-    found = emulated(logits, targets, tmp_path, -100, smoothing, z_loss, columns=columns)
+    found = emulated(logits, targets, -100, smoothing, z_loss, columns=columns)
     wanted = chunk_gradients(logits[:, :columns], targets, -100, smoothing, z_loss)
     for name, a, b in zip(("total", "plain"), found, wanted, strict=False):
         assert torch.allclose(a, b, rtol=1e-5), name
@@ -76,47 +76,45 @@ def test_columns_beyond_the_logits_count_for_nothing(columns, stride, smoothing,
 
 
 @needs_compiler
-def test_rows_too_long_to_keep_are_read_twice_and_are_the_same(tmp_path, monkeypatch):
+def test_rows_too_long_to_keep_are_read_twice_and_are_the_same(monkeypatch):
     monkeypatch.setattr(cuda, "THREADS", 32)
     torch.manual_seed(0)
     logits, targets = (4 * torch.randn(3, 1000)).bfloat16(), torch.tensor([7, -100, 996])
-    kept = emulated(logits, targets, tmp_path, -100, 0.1, 1e-3, columns=997)
+    kept = emulated(logits, targets, -100, 0.1, 1e-3, columns=997)
     monkeypatch.setattr(cuda, "MAX_ROW_BYTES", 1999)
-    again = tmp_path / "again"
-    again.mkdir()
-    for a, b in zip(kept, emulated(logits, targets, again, -100, 0.1, 1e-3, columns=997), strict=True):
+    for a, b in zip(kept, emulated(logits, targets, -100, 0.1, 1e-3, columns=997), strict=True):
         assert torch.equal(a, b)
 
 
 @needs_compiler
-def test_nan_and_infinity_stay_visible(tmp_path, monkeypatch):
+def test_nan_and_infinity_stay_visible(monkeypatch):
     monkeypatch.setattr(cuda, "THREADS", 32)
     logits = torch.zeros(2, 64).bfloat16()
     logits[0, 5] = float("nan")
     logits[1, 5] = float("inf")
-    total, plain, gradients = emulated(logits, torch.tensor([1, 2]), tmp_path, -100, 0.0, 0.0)
+    total, plain, gradients = emulated(logits, torch.tensor([1, 2]), -100, 0.0, 0.0)
     assert total.isnan()
     assert plain.isnan()
     assert gradients.isnan().any(1).all()
 
 
 @needs_compiler
-def test_logits_of_minus_infinity_have_no_share(tmp_path, monkeypatch):
+def test_logits_of_minus_infinity_have_no_share(monkeypatch):
     """Not even where a thread, or a warp, sees nothing else."""
     monkeypatch.setattr(cuda, "THREADS", 64)
     torch.manual_seed(0)
     logits, targets = torch.randn(2, 1024).bfloat16(), torch.tensor([600, 1023])
     logits[0, :256], logits[1, 64:72], logits[0, 700:710] = -torch.inf, -torch.inf, -torch.inf
-    total, plain, gradients = emulated(logits, targets, tmp_path, -100, 0.0, 1e-3)
+    total, plain, gradients = emulated(logits, targets, -100, 0.0, 1e-3)
     wanted = chunk_gradients(logits, targets, -100, 0.0, 1e-3)
     assert torch.allclose(torch.stack([total, plain]), torch.stack(wanted[:2]), rtol=1e-5)
     assert torch.allclose(gradients.float(), wanted[2].float(), rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("logits", [torch.empty(1, 50257, dtype=torch.bfloat16), torch.empty(1, 50304)])
-def test_only_supported_rows_are_accepted(logits, tmp_path):
+def test_only_supported_rows_are_accepted(logits):
     with pytest.raises(AssertionError):
-        emulated(logits, torch.zeros(1, dtype=torch.int64), tmp_path, -100, 0.0, 0.0)
+        emulated(logits, torch.zeros(1, dtype=torch.int64), -100, 0.0, 0.0)
 
 
 def test_rows_of_large_vocabularies_do_not_stay_in_shared_memory():

@@ -14,19 +14,11 @@ from tests.emulated_cuda import built, needs_compiler
 SHAPES = [(24, 40), (40, 24), (24, 24), (72, 65)]  # the last has a piece that is not full
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    """By the names of their kernels: compiled once."""
-    return {"folder": tmp_path_factory.mktemp("kernels")}
-
-
 @pytest.fixture
-def emulated(monkeypatch, libraries):
+def emulated(monkeypatch):
     class Emulated:
         def __init__(self, text, name):
-            if name not in libraries:
-                libraries[name] = built(text, name, libraries["folder"], Path(__file__).parent)
-            self.library = libraries[name]
+            self.library = built(text, name, Path(__file__).parent)
 
         def launch(self, given, blocks, threads):
             assert self.library.size() == ctypes.sizeof(given)

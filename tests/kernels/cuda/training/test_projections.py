@@ -15,8 +15,8 @@ SIZES = [48, 32, 16]
 
 
 @pytest.fixture(autouse=True)
-def _emulated(monkeypatch, tmp_path_factory):
-    emulate(monkeypatch, tmp_path_factory.getbasetemp())
+def _emulated(monkeypatch):
+    emulate(monkeypatch)
 
 
 def layers(bias, sizes=SIZES):

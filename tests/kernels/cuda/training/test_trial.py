@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and
 
 
 @pytest.fixture
-def _emulated(monkeypatch, tmp_path_factory):
-    emulate(monkeypatch, tmp_path_factory.getbasetemp())
+def _emulated(monkeypatch):
+    emulate(monkeypatch)
 
 
 @needs_compiler
