@@ -1,8 +1,8 @@
 """One product of a packed matrix with a few vectors, within the rounding that its precision allows and no more."""
 
 import ctypes
+import hashlib
 import platform
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -113,19 +113,19 @@ def test_a_vector_of_zeros_gives_the_bias():
             assert torch.equal(product(weight, bias, torch.zeros(batch, 128), precision), bias.expand(batch, 5))
 
 
-def built(folder, *flags):
-    """The kernels, compiled otherwise than for this processor."""
-    out = folder / "other.so"
-    subprocess.run([cxx.compiler(), *flags, "-w", str(library.SOURCE), "-o", str(out)], check=True)
-    other = ctypes.CDLL(str(out))
+def built(*flags):
+    """The kernels, compiled otherwise than for this processor: once, also for later runs of the tests."""
+    other = ctypes.CDLL(str(cxx.build(library.SOURCE, (*flags, "-w"))))
     other.glass_multiply.argtypes = library.load().glass_multiply.argtypes
     return other
 
 
-def test_a_prompt_meets_the_matrix_unit_in_whole_tiles(tmp_path):
+def test_a_prompt_meets_the_matrix_unit_in_whole_tiles():
     """The unit played by loops: 32 vectors and 32 rows at a time, rows and vectors that are missing, widths it cannot
     take. Vectors are rounded to bfloat16 once, sums are float32's."""
-    other = built(tmp_path, *library.FLAGS, "-O1", "-include", str(Path(__file__).parent / "emulated_amx.h"))
+    header = Path(__file__).parent / "emulated_amx.h"
+    content = hashlib.sha256(header.read_bytes()).hexdigest()  # the cache looks at flags and not into this file
+    other = built(*library.FLAGS, "-O1", "-include", str(header), f"-DEMULATED_AMX={content}")
     for rows, columns, batch in ((70, 96, 48), (32, 32, 67), (5, 800, 100), (40, 80, 50)):
         weight, bias, x = torch.randn(rows, columns), torch.randn(rows), torch.randn(batch, columns)
         narrow, exact = x.bfloat16().double(), rounded(weight, "bfloat16")
@@ -137,9 +137,9 @@ def test_a_prompt_meets_the_matrix_unit_in_whole_tiles(tmp_path):
 
 
 @pytest.mark.skipif("avx2" not in processor_flags(), reason="this processor has no AVX2")
-def test_without_avx512_bytes_are_multiplied_exactly(tmp_path):
+def test_without_avx512_bytes_are_multiplied_exactly():
     """From 48 vectors on, the signs of activations flip the weights, so that sums of four products fit 16 bits."""
-    other = built(tmp_path, *library.FLAGS, "-march=x86-64-v3", "-O1")
+    other = built(*library.FLAGS, "-march=x86-64-v3", "-O1")
     for batch in (48, 61):
         weight, x = whole_numbers(127, batch)
         assert torch.equal(product(weight, None, x, "int8", kernels=other), x @ weight.T)
@@ -158,10 +158,10 @@ def test_without_avx512_bytes_are_multiplied_exactly(tmp_path):
         pytest.param("x86-64-v4", marks=pytest.mark.skipif(not WIDE, reason="this processor has no AVX-512")),
     ],
 )
-def test_other_processors_get_the_same_whole_numbers_and_close_sums(processor, tmp_path):
+def test_other_processors_get_the_same_whole_numbers_and_close_sums(processor):
     """Built for an older processor, the lane-by-lane code runs; v4 has wide vectors but no byte products."""
     flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in library.FLAGS]
-    other = built(tmp_path, *flags)
+    other = built(*flags)
     weight, x = torch.randn(40, 384), torch.randn(20, 384)
     for precision in ("float32", "bfloat16", "int8", "int4"):
         found, wanted = product(weight, None, x[:9], precision, kernels=other), product(weight, None, x[:9], precision)

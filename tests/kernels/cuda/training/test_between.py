@@ -29,6 +29,7 @@ def near(found, wanted, bound=2**-7):
     return float((found.double() - wanted).norm()) <= bound * float(wanted.norm()) + 1e-6
 
 
+@pytest.mark.sample(5)  # most cases compile kernels of their own
 @pytest.mark.parametrize("width", [8, 64, 256, 264, 1032])
 @pytest.mark.parametrize(
     ("centred", "wide", "added"), [(True, False, True), (False, True, True), (False, False, False)]
@@ -66,6 +67,7 @@ def test_norms_and_their_gradients(width, centred, wide, added):
     assert near(alone, x.grad, 2**-7 if not wide else 1e-4)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("kind", between.ACTIVATION_NAMES)
 @pytest.mark.parametrize("gated", [False, True])
 def test_activations_and_their_gradients(kind, gated):

@@ -78,6 +78,7 @@ def gradients(model, batch, stream):
     return float(total.detach()) / batch.n_targets(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("stream", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_of_a_model(name, stream):
