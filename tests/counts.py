@@ -28,20 +28,20 @@ def code_lines(path: Path) -> int:
     return len(used)
 
 
-def counts() -> dict[str, int]:
-    """What there is, by name."""
+def counts(source: Path = SOURCE) -> dict[str, int]:
+    """What there is in a package, by name."""
     from glassformer.kernels.decode import DECODE_KERNELS
     from glassformer.kernels.encode import ENCODE_KERNELS
     from glassformer.kernels.training import TRAINING_KERNELS
 
-    python = sorted(SOURCE.rglob("*.py"))
-    folders = [folder for folder in SOURCE.rglob("*") if folder.is_dir() and folder.name != "__pycache__"]
-    rooms = [folder for folder in folders if folder.parent == SOURCE]
-    crowded = [folder for folder in folders if not folder.relative_to(SOURCE).as_posix().startswith(LISTS)]
-    kernels = [path for path in (SOURCE / "kernels").rglob("*") if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")]
+    python = sorted(source.rglob("*.py"))
+    folders = [folder for folder in source.rglob("*") if folder.is_dir() and folder.name != "__pycache__"]
+    rooms = [folder for folder in folders if folder.parent == source]
+    crowded = [folder for folder in folders if not folder.relative_to(source).as_posix().startswith(LISTS)]
+    kernels = [path for path in (source / "kernels").rglob("*") if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")]
     return {
         "rooms": len(rooms),
-        "files in the root of the package": sum(path.is_file() for path in SOURCE.iterdir()),
+        "files in the root of the package": sum(path.is_file() for path in source.iterdir()),
         "most entries of a folder, except lists of claims and of page assets": max(len(entries(f)) for f in crowded),
         "registered kernels": len(DECODE_KERNELS) + len(ENCODE_KERNELS) + len(TRAINING_KERNELS),
         "Python files": len(python),

@@ -142,6 +142,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_any_weight_that_changes_is_packed_again(name, precision):

@@ -49,7 +49,7 @@ def few_threads(monkeypatch):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "modern", "prompt", "clusters"), [("rotary-halves", True, 12, 3), ("learned", False, 1, 1)]
+    ("name", "modern", "prompt", "clusters"), [("rotary-halves", True, 12, 2), ("learned", False, 1, 1)]
 )
 def test_it_is_the_engine(name, modern, prompt, clusters):
     check(small(name, modern), prompt, clusters)
