@@ -29,6 +29,23 @@ inline floats broadcast(float x) { return x - floats{}; }
 inline floats load(const float* from) { return *(const floats*)from; }
 inline void store(float* to, floats x) { *(floats*)to = x; }
 
+// float16, in which the KV cache may be kept. Only processors that convert it by an instruction use it.
+struct half { uint16_t bits; };
+#if defined(__AVX512F__) || defined(__F16C__)
+constexpr bool HAS_HALVES = true;
+#if defined(__AVX512F__)
+inline floats load(const half* from) { return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
+inline void store(half* to, floats x) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)x, 0)); }
+#else
+inline floats load(const half* from) { return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)); }
+inline void store(half* to, floats x) { _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)x, 0)); }
+#endif
+#else
+constexpr bool HAS_HALVES = false;
+inline floats load(const half*) { return floats{}; }  // never called
+inline void store(half*, floats) {}
+#endif
+
 inline float sum_lanes(floats v) {  // pairwise, always in the same order
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)v);

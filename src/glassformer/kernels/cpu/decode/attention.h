@@ -1,14 +1,19 @@
 // Attention of one head: one query over its keys, or a run of consecutive queries of one sequence at once.
 #pragma once
+#include <type_traits>
 #include "model.h"
 #include "packed.h"
 
 namespace glass {
 
-struct View {  // the keys and values of one sequence and one key/value head: those of token s are `pitch` floats apart
-    const float *keys, *values;
+template <class T>
+struct View {  // the keys and values of one sequence and one key/value head: those of token s are `pitch` numbers apart
+    const T *keys, *values;
     long key_pitch, value_pitch;
 };
+
+constexpr int TOGETHER = 8;  // heads with the same keys that are computed together
+constexpr int KEYS = 128;    // keys that all these heads read before the next ones, so that only the first reads them from memory
 
 struct Head {  // one query head
     int d_head, d_value;
@@ -30,51 +35,137 @@ inline float weigh(float* w, int n, const Head& head, const float* biases) {
     return softmax_numerators(w, n, scale, head.sink);
 }
 
-// out[0..16 N) = factor * sum over s of w[s] values[s][0..16 N).
-template <int N>
-void weighted_sum(const float* w, const float* values, long pitch, int from, int end, float factor, float* out) {
-    floats sums[N] = {};
-    for (long s = from; s < end; s++)
+// w[n][s] = q[n] . keys[s] for N queries and the keys from..end. The order of each sum does not depend on N.
+template <int N, class T>
+void scores_of(const T* keys, long pitch, int dk, const float* q, long q_pitch, int from, int end, float* w, long w_pitch) {
+    const int whole = dk / LANES * LANES;
+    for (long s = from; s < end; s++) {
+        const T* key = keys + s * pitch;
+        floats sums[N] = {};
+        for (int c = 0; c < whole; c += LANES) {
+            const floats here = load(key + c);
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) sums[n] = multiply_add(sums[n], load(values + s * pitch + n * LANES), w[s]);
+            for (int n = 0; n < N; n++) sums[n] = multiply_add(sums[n], load(q + n * q_pitch + c), here);
+        }
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n++) store(out + n * LANES, sums[n] * factor);
+        for (int n = 0; n < N; n++) w[n * w_pitch + s] = sum_lanes(sums[n]);
+        if constexpr (std::is_same_v<T, float>)
+            for (int n = 0; whole < dk && n < N; n++)
+                for (int c = whole; c < dk; c++) w[n * w_pitch + s] += q[n * q_pitch + c] * key[c];
+    }
 }
 
-// One query over keys from..end. Memory for the weights of keys 0..end is given (w).
-inline void attend_one(const Head& head, const View& view, const float* q, int from, int end, const float* biases, float* w,
-                       float* out) {
-    const int dk = head.d_head, dv = head.d_value;
-    for (long s = from; s < end; s++) w[s] = dot(q, view.keys + s * view.key_pitch, dk);
-    const float factor = 1 / weigh(w + from, end - from, head, biases ? biases + from : nullptr);
-    int c = 0;
-    for (; c + 4 * LANES <= dv; c += 4 * LANES)
-        weighted_sum<4>(w, view.values + c, view.value_pitch, from, end, factor, out + c);
-    for (; c + LANES <= dv; c += LANES) weighted_sum<1>(w, view.values + c, view.value_pitch, from, end, factor, out + c);
-    for (; c < dv; c++) {
-        out[c] = 0;
-        for (int s = from; s < end; s++) out[c] += w[s] * view.values[s * view.value_pitch + c];
-        out[c] *= factor;
+// out[n][0..C LANES) (+)= sum over s in from..end of w[n][s] values[s][0..C LANES) for N heads.
+template <int N, int C, class T>
+void weighted_sums(const float* w, long w_pitch, const T* values, long pitch, int from, int end, bool more, float* out, long out_pitch) {
+    floats sums[N][C];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) sums[n][c] = more ? load(out + n * out_pitch + c * LANES) : floats{};
+    for (long s = from; s < end; s++) {
+        floats here[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) here[c] = load(values + s * pitch + c * LANES);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++) sums[n][c] = multiply_add(sums[n][c], here[c], w[n * w_pitch + s]);
     }
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) store(out + n * out_pitch + c * LANES, sums[n][c]);
+}
+
+// f(N, first) for N = 4, 2 or 1 of `count` heads from `first` on, until all have been taken.
+template <class F>
+inline void by_fours(int count, F f) {
+    int h = 0;
+    for (; h + 4 <= count; h += 4) f(std::integral_constant<int, 4>(), h);
+    if (h + 2 <= count) f(std::integral_constant<int, 2>(), h), h += 2;
+    if (h < count) f(std::integral_constant<int, 1>(), h);
+}
+
+// One query of each of some heads that share their keys, `count` <= TOGETHER, over the keys from..end. head_of(n) and biases_of(n) are
+// those of head n. The results may take the place of the queries.
+template <class T, class H, class B>
+inline void attend_few(int count, H head_of, const View<T>& view, const float* q, long q_pitch, int from, int end, B biases_of,
+                       float* out, long out_pitch) {
+    static thread_local Rows held;
+    const Head shape = head_of(0);
+    const int dv = shape.d_value;
+    const long pitch = padded_stride(end - from);
+    float* const w = held.need(count * pitch) - from;
+    float factors[TOGETHER];
+    for (int first = from; first < end; first += KEYS)
+        by_fours(count, [&](auto n, int h) {
+            scores_of<decltype(n)::value>(view.keys, view.key_pitch, shape.d_head, q + h * q_pitch, q_pitch, first,
+                                          std::min(first + KEYS, end), w + h * pitch, pitch);
+        });
+    for (int h = 0; h < count; h++) {
+        const float* biases = biases_of(h);
+        factors[h] = 1 / weigh(w + h * pitch + from, end - from, head_of(h), biases ? biases + from : nullptr);
+    }
+    for (int first = from; first < end; first += KEYS) {
+        const int last = std::min(first + KEYS, end);
+        const bool more = first > from;
+        by_fours(count, [&](auto n, int h) {
+            constexpr int N = decltype(n)::value;
+            const float* mine = w + h * pitch;
+            float* to = out + h * out_pitch;
+            int c = 0;
+            for (; c + 4 * LANES <= dv; c += 4 * LANES)
+                weighted_sums<N, 4>(mine, pitch, view.values + c, view.value_pitch, first, last, more, to + c, out_pitch);
+            for (; c + LANES <= dv; c += LANES)
+                weighted_sums<N, 1>(mine, pitch, view.values + c, view.value_pitch, first, last, more, to + c, out_pitch);
+            if constexpr (std::is_same_v<T, float>)
+                for (; c < dv; c++)
+                    for (int i = 0; i < N; i++) {
+                        float sum = more ? to[i * out_pitch + c] : 0;
+                        for (int s = first; s < last; s++) sum += mine[i * pitch + s] * view.values[s * view.value_pitch + c];
+                        to[i * out_pitch + c] = sum;
+                    }
+        });
+    }
+    for (int h = 0; h < count; h++)
+        for (int c = 0; c < dv; c++) out[h * out_pitch + c] *= factors[h];
+}
+
+// Rows of numbers as floats: themselves, or a copy.
+inline const float* as_floats(const float* rows, long, long, int, Rows&) { return rows; }
+inline const float* as_floats(const half* rows, long pitch, long count, int width, Rows& held) {
+    float* const to = held.need(count * width);
+    for (long i = 0; i < count; i++)
+        for (int c = 0; c < width; c += LANES) store(to + i * width + c, load(rows + i * pitch + c));
+    return to;
 }
 
 // Queries i of a run, `q_pitch` apart: scores of a block of them (keys as panels), their softmax, and the weighted sums of
 // values, whose rows already are a panel. visible(i, from, end) sets the keys of query i; d_value is a multiple of 32.
-template <class V, class B>
-inline void attend_run(const Head& head, const View& view, int queries, const float* q, long q_pitch, V visible, B biases_of,
+template <class T, class V, class B>
+inline void attend_run(const Head& head, const View<T>& view, int queries, const float* q, long q_pitch, V visible, B biases_of,
                        float* out, long out_pitch) {
     // whole tiles, two of 14 vectors with AVX-512, which read a panel of keys while it is in the L1 cache
     constexpr int BLOCK = 28 / TALL * TALL;
-    static thread_local Rows key_panels, score_rows;
+    static thread_local Rows key_panels, score_rows, key_rows, value_rows;
+    constexpr bool COPIED = !std::is_same_v<T, float>;
     const int dk = head.d_head, dv = head.d_value;
     int begin, last, unused;
     visible(0, begin, unused), visible(queries - 1, unused, last);
     begin = begin / WIDE * WIDE;
     const long pitch = padded_stride((last - begin + WIDE - 1) / WIDE * WIDE);
-    const Matrix all{view.keys, nullptr, nullptr, last, dk, 0, F32};
+    const long key_pitch = COPIED ? dk : view.key_pitch, value_pitch = COPIED ? dv : view.value_pitch;
+    // those from `begin` on
+    const float* const value_floats = as_floats(view.values + begin * view.value_pitch, view.value_pitch, last - begin, dv, value_rows);
     float* const keys = key_panels.need(pitch * dk);       // panels (d_head, 32) of 32 keys each
     float* const scores = score_rows.need(BLOCK * pitch);  // (BLOCK, pitch), by key - begin
-    for (int s = begin; s < last; s += WIDE) fill_panel(all, s, 0, dk, &keys[(long)(s - begin) * dk], view.key_pitch);
+    for (int s = begin; s < last; s += WIDE) {
+        const int rows = std::min(WIDE, last - s);
+        const float* of_panel = as_floats(view.keys + s * view.key_pitch, view.key_pitch, rows, dk, key_rows);
+        const Matrix some{of_panel, nullptr, nullptr, rows, dk, 0, F32};
+        fill_panel(some, 0, 0, dk, &keys[(long)(s - begin) * dk], key_pitch);
+    }
     for (int i = 0; i < queries; i += BLOCK) {
         const int n = std::min(BLOCK, queries - i);
         int from, most;
@@ -94,7 +185,7 @@ inline void attend_run(const Head& head, const View& view, int queries, const fl
         }
         float* to = out + i * out_pitch;
         for (int c = 0; c < dv; c += WIDE)
-            multiply_tiles(view.values + from * view.value_pitch + c, view.value_pitch, most - from, &scores[from - begin], pitch,
+            multiply_tiles(value_floats + (from - begin) * value_pitch + c, value_pitch, most - from, &scores[from - begin], pitch,
                            n, to + c, out_pitch);
         for (int j = 0; j < n; j++)
             for (int c = 0; c < dv; c++) to[j * out_pitch + c] *= inverse[j];

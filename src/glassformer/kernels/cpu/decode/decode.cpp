@@ -71,6 +71,8 @@ uint64_t glass_checksum(const MemoryRange* pieces, int32_t count, int32_t thread
     return checksum_all(pieces, count, threads);
 }
 
+int32_t glass_has_halves() { return HAS_HALVES; }  // whether a cache may be float16
+
 int64_t glass_sizes(int32_t what) {  // library.load compares these with the sizes of the Python structures
     switch (what) {
         case 0: return sizeof(Matrix);

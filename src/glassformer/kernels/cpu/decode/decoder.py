@@ -27,6 +27,11 @@ def default_threads(model: DecoderLM | Seq2Seq, rows: int) -> int:
     return 1 if is_small else max(1, torch.get_num_threads())
 
 
+def _fits_halves(sizes: library.Model) -> bool:
+    """Return whether keys and values can be float16: whole registers, on a processor that converts them."""
+    return sizes.d_head % 16 == 0 and sizes.d_value % 16 == 0 and bool(library.load().glass_has_halves())
+
+
 class NativeDecoder:
     """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it.
 
@@ -56,8 +61,10 @@ class NativeDecoder:
         self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)
         self.model = self.tables.model
         room, sizes = (cfg.n_layers, rows, self.model.kv_heads, self.capacity), self.model
-        self.keys = empty(*room, sizes.d_head)
-        self.values = empty(*room, sizes.d_value if cfg.attention.latent is None else 0)
+        self.halves = precision != "float32" and _fits_halves(sizes) and cfg.attention.latent is None
+        dtype = torch.float16 if self.halves else torch.float32
+        self.keys = empty(*room, sizes.d_head, dtype=dtype)
+        self.values = empty(*room, sizes.d_value if cfg.attention.latent is None else 0, dtype=dtype)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
         self.limit, self.rotations = cfg.changes_frequencies_at, torch.zeros(rows, dtype=torch.int32)
         """Tokens from which a prompt has other rotary frequencies, and where each sequence's are in their tables."""
@@ -87,7 +94,7 @@ class NativeDecoder:
     def _cache(self) -> library.Cache:
         addresses = [held.data_ptr() for held in (self.keys, self.values, *self.cross)]
         reach = 0 if self.source is None else self.cross[0].shape[3]
-        return library.Cache(*addresses, self.rotations.data_ptr(), self.rows, self.capacity, reach)
+        return library.Cache(*addresses, self.rotations.data_ptr(), self.rows, self.capacity, reach, self.halves)
 
     def _choose_frequencies(self, row: int, length: int, new: int) -> None:
         """Choose the rotary frequencies of a sequence that begins; refuse to grow one for which they would change."""

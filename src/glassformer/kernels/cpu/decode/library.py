@@ -91,7 +91,7 @@ class Cache(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("keys", "values", "cross_keys", "cross_values", "cross_lengths", "rotations")),
-        *((name, c_int32) for name in ("sequences", "capacity", "cross_capacity")),
+        *((name, c_int32) for name in ("sequences", "capacity", "cross_capacity", "halves")),
     )
 
 
@@ -106,6 +106,7 @@ FUNCTIONS = {
     "glass_encode": (None, [POINTER(Model), c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
     "glass_next": (c_int32, [POINTER(Model), POINTER(Cache), c_void_p, c_void_p, c_int32, c_void_p]),
     "glass_multiply": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_void_p]),
+    "glass_has_halves": (c_int32, []),
     "glass_checksum": (c_uint64, [POINTER(MemoryRange), c_int32, c_int32]),
 }
 

@@ -67,10 +67,10 @@ struct Model {
 };
 
 struct Cache {  // keys and values (layers, sequences, kv_heads, capacity, width); null in an encoder, which keeps none
-    float *keys, *values;
+    void *keys, *values;  // float16 if `halves`, otherwise float32
     const float *cross_keys, *cross_values;  // the same with room for `cross_capacity`: of an encoder's output
     const int32_t *cross_lengths, *rotations;  // rotations: by sequence, the row of the rotary tables for its first token; null: 0
-    int32_t sequences, capacity, cross_capacity;
+    int32_t sequences, capacity, cross_capacity, halves;
 };
 
 struct Entry {  // a token to be read: its sequence in the cache, and its position there

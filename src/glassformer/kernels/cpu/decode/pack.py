@@ -72,10 +72,10 @@ def _mapped(n_bytes: int) -> mmap.mmap:
     return memory
 
 
-def empty(*shape: int) -> Tensor:
-    """Return float32 of any value, in huge pages if there are enough of them."""
-    size = 4 * math.prod(shape)
-    return torch.empty(shape) if size < _HUGE else stretch(size, reuses=True).view(torch.float32).view(shape)
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return numbers of any value, in huge pages if there are enough of them."""
+    size = dtype.itemsize * math.prod(shape)
+    return torch.empty(shape, dtype=dtype) if size < _HUGE else stretch(size, reuses=True).view(dtype).view(shape)
 
 
 class Store:

@@ -161,18 +161,21 @@ private:
         return entries[i].position + (cache.rotations ? cache.rotations[entries[i].sequence] : 0);
     }
 
-    View view_of(int i, int g, int layer) {  // what entry i attends to: its sequence in the cache, or in this pass
-        const int start = i - entries[i].position;
-        if (const Latent& latent = m.layer[layer].latent; latent.rank) {
-            const float* keys = cache.keys ? cache.keys + cache_offset(layer, entries[i].sequence, 0, cache.capacity) * m.d_head : k_of(start);
-            const long pitch = cache.keys ? m.d_head : qkv_pitch;
-            return {keys, keys + latent.d_shared, pitch, pitch};
-        }
-        if (!cache.keys) {
-            return {k_of(start) + g * m.d_head, v_of(start) + g * m.d_value, qkv_pitch, qkv_pitch};
-        }
+    // What entry i attends to: its sequence in the cache, whose numbers are T, or in this pass.
+    template <class T>
+    View<T> view_of(int i, int g, int layer) {
+        const Latent& latent = m.layer[layer].latent;
+        const bool is_latent = latent.rank > 0;
+        if constexpr (std::is_same_v<T, float>)
+            if (!cache.keys) {
+                const int start = i - entries[i].position;
+                const float* keys = k_of(start) + g * m.d_head;
+                return {keys, is_latent ? keys + latent.d_shared : v_of(start) + g * m.d_value, qkv_pitch, qkv_pitch};
+            }
         const long at = cache_offset(layer, entries[i].sequence, g, cache.capacity);
-        return {cache.keys + at * m.d_head, cache.values + at * m.d_value, m.d_head, m.d_value};
+        const T* keys = (const T*)cache.keys + at * m.d_head;
+        if (is_latent) return {keys, keys + latent.d_shared, m.d_head, m.d_head};
+        return {keys, (const T*)cache.values + at * m.d_value, m.d_head, m.d_value};
     }
 
     void visible(int i, const Layer& layer, int& from, int& end) const {  // the keys that entry i attends to
@@ -198,8 +201,20 @@ private:
         clip(v, m.d_value, m.clip);
         if (!cache.keys) return;
         const long at = cache_offset(index, entries[i].sequence, g, cache.capacity) + entries[i].position;
-        std::memcpy(cache.keys + at * m.d_head, k, m.d_head * sizeof(float));
-        std::memcpy(cache.values + at * m.d_value, v, m.d_value * sizeof(float));
+        write(cache.keys, at, k, m.d_head), write(cache.values, at, v, m.d_value);
+    }
+
+    void write(void* numbers, long at, const float* from, int width) {  // a key or a value of token `at` of the cache
+        if (!cache.halves) {
+            std::memcpy((float*)numbers + at * width, from, width * sizeof(float));
+            return;
+        }
+        const float most = 65504, infinite = INFINITY;  // the largest float16: a larger number must not become infinite
+        for (int c = 0; c < width; c += LANES) {
+            const floats x = load(from + c);
+            const floats low = x > most && x < infinite ? broadcast(most) : x;
+            store((half*)numbers + at * width + c, low < -most && low > -infinite ? broadcast(-most) : low);
+        }
     }
 
     Head head_of(int h, const float* sinks) const {
@@ -209,34 +224,56 @@ private:
     void attend(int t, int index) {
         const Layer& layer = m.layer[index];
         norm_whole(t, layer.q, &layer.k);
-        const int G = m.kv_heads, first_head = m.heads * t / threads, last_head = m.heads * (t + 1) / threads;
+        const int G = m.kv_heads;
         for (int i = begin(t); i < end(t); i++)
             for (int g = split ? 0 : G * t / threads; g < (split ? G : G * (t + 1) / threads); g++) keep(i, g, index);
         barrier.wait();
-        std::vector<float> weights(std::max(cache.capacity, count) + WIDE);
+        cache.halves ? attend_cached<half>(t, index) : attend_cached<float>(t, index);
+    }
+
+    template <class T>
+    void attend_cached(int t, int index) {
+        const Layer& layer = m.layer[index];
+        const int last_head = m.heads * (t + 1) / threads;
         for (int i = 0; i < count;) {
             const int end = split ? ends[i] : i + 1;
-            for (int h = first_head; h < last_head; h++) {
-                for (int j = i; j < end; j++) prepare_head(m, layer, layer.q, h, q_of(j) + h * m.d_head, rotation(j), true);
-                attend_head(i, end, h, index, weights.data(), mixed + i * mixed_pitch + h * m.d_value, mixed_pitch);
+            for (int h = m.heads * t / threads, n; h < last_head; h += n) {
+                n = heads_together(h, last_head);
+                for (int j = i; j < end; j++)
+                    for (int k = h; k < h + n; k++)
+                        prepare_head(m, layer, layer.q, k, q_of(j) + k * m.d_head, rotation(j), true);
+                attend_heads<T>(i, end, h, n, index, mixed + i * mixed_pitch + h * m.d_value, mixed_pitch, m.d_value);
             }
             i = end;
         }
     }
 
-    // Head h of entries i..end. The results may take the place of the queries.
-    void attend_head(int i, int end, int h, int index, float* weights, float* out, long pitch) {
+    int heads_together(int h, int last) const {  // head h and how many of those before `last` have the same keys
+        const int sharing = m.heads / m.kv_heads;
+        return std::min({(h / sharing + 1) * sharing - h, last - h, TOGETHER});
+    }
+
+    // n heads of entries i..end that share their keys, from head h on. The results, of entries `pitch` and of heads `head_pitch` apart, may
+    // take the place of the queries.
+    template <class T>
+    void attend_heads(int i, int end, int h, int n, int index, float* out, long pitch, long head_pitch) {
         const Layer& layer = m.layer[index];
-        const Head head = head_of(h, layer.sinks);
-        const View view = view_of(i, h / (m.heads / m.kv_heads), index);
-        const auto seen = [&](int j, int& from, int& last) { visible(i + j, layer, from, last); };
-        const auto biases = [&](int j) { return m.biases_of(h, entries[i + j].position); };
-        if (m.d_value % WIDE == 0 && end - i >= 4)
-            return attend_run(head, view, end - i, q_of(i) + h * m.d_head, qkv_pitch, seen, biases, out, pitch);
+        const View<T> view = view_of<T>(i, h / (m.heads / m.kv_heads), index);
+        const float* q = q_of(i) + h * m.d_head;
+        if (m.d_value % WIDE == 0 && end - i >= 4) {
+            const auto seen = [&](int j, int& from, int& last) { visible(i + j, layer, from, last); };
+            for (int k = 0; k < n; k++) {
+                const auto biases = [&](int j) { return m.biases_of(h + k, entries[i + j].position); };
+                attend_run(head_of(h + k, layer.sinks), view, end - i, q + k * m.d_head, qkv_pitch, seen, biases, out + k * head_pitch, pitch);
+            }
+            return;
+        }
+        const auto heads = [&](int k) { return head_of(h + k, layer.sinks); };
         for (int j = 0; j < end - i; j++) {
             int from, last;
-            seen(j, from, last);
-            attend_one(head, view, q_of(i + j) + h * m.d_head, from, last, biases(j), weights, out + j * pitch);
+            visible(i + j, layer, from, last);
+            const auto biases = [&](int k) { return m.biases_of(h + k, entries[i + j].position); };
+            attend_few(n, heads, view, q + j * qkv_pitch, m.d_head, from, last, biases, out + j * pitch, head_pitch);
         }
     }
 
@@ -265,7 +302,7 @@ private:
             normalize(latent.c_norm, k + R, latent.rank, k + R);
             if (!cache.keys) continue;
             const long to = cache_offset(index, entries[i].sequence, 0, cache.capacity) + entries[i].position;
-            std::memcpy(cache.keys + to * m.d_head, k, m.d_head * sizeof(float));
+            write(cache.keys, to, k, m.d_head);
         }
         for (int h = first; h < last; h++) {
             float* q = queries + h * latent.d_query;
@@ -276,15 +313,16 @@ private:
             multiply_alone(latent.absorb[h], count, q + R, query_pitch, q_of(0) + h * m.d_head + R, qkv_pitch);
         }
         barrier.wait();
-        std::vector<float> weights(std::max(cache.capacity, count) + WIDE);
         const bool together = last - first >= 4 && m.d_value % WIDE == 0 && !layer.sinks && !m.biases;
         for (int i = 0; i < count;) {
             const int end = split ? ends[i] : i + 1;
             if (together && end - i < 4)
                 for (; i < end; i++) attend_together(i, index, first, last);
             else
-                for (int h = first; h < last; h++)
-                    attend_head(i, end, h, index, weights.data(), q_of(i) + h * m.d_head, qkv_pitch);
+                for (int h = first, n; h < last; h += n) {
+                    n = heads_together(h, last);
+                    attend_heads<float>(i, end, h, n, index, q_of(i) + h * m.d_head, qkv_pitch, m.d_head);
+                }
             i = end;
         }
         for (int h = first; h < last; h++)
@@ -294,23 +332,25 @@ private:
     void attend_together(int i, int index, int first, int last) {  // heads of one entry that have the same keys, as a run of queries
         float* q = q_of(i) + first * m.d_head;
         const auto seen = [&](int, int& from, int& end) { visible(i, m.layer[index], from, end); };
-        attend_run(head_of(first, nullptr), view_of(i, 0, index), last - first, q, m.d_head, seen,
+        attend_run(head_of(first, nullptr), view_of<float>(i, 0, index), last - first, q, m.d_head, seen,
                    [](int) -> const float* { return nullptr; }, q, m.d_head);
     }
 
     void attend_memory(int t, int index) {  // over the output of an encoder
         const Layer& layer = m.layer[index];
         norm_whole(t, layer.cross_q, nullptr);
-        std::vector<float> weights(cache.cross_capacity + WIDE);
+        const int last_head = m.heads * (t + 1) / threads;
         for (int i = 0; i < count; i++)
-            for (int h = m.heads * t / threads; h < m.heads * (t + 1) / threads; h++) {
+            for (int h = m.heads * t / threads, n; h < last_head; h += n) {
+                n = heads_together(h, last_head);
                 const int sequence = entries[i].sequence;
                 const long at = cache_offset(index, sequence, h / (m.heads / m.kv_heads), cache.cross_capacity);
-                const View view{cache.cross_keys + at * m.d_head, cache.cross_values + at * m.d_value, m.d_head, m.d_value};
+                const View<float> view{cache.cross_keys + at * m.d_head, cache.cross_values + at * m.d_value, m.d_head, m.d_value};
                 float* q = q_of(i) + h * m.d_head;
-                prepare_head(m, layer, layer.cross_q, h, q, 0, false);
-                attend_one(head_of(h, layer.cross_sinks), view, q, 0, cache.cross_lengths[sequence], nullptr, weights.data(),
-                           mixed + i * mixed_pitch + h * m.d_value);
+                for (int k = 0; k < n; k++) prepare_head(m, layer, layer.cross_q, h + k, q + k * m.d_head, 0, false);
+                attend_few(n, [&](int k) { return head_of(h + k, layer.cross_sinks); }, view, q, m.d_head, 0,
+                           cache.cross_lengths[sequence], [](int) -> const float* { return nullptr; },
+                           mixed + i * mixed_pitch + h * m.d_value, m.d_value);
             }
     }
 
