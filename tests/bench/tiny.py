@@ -35,6 +35,11 @@ def write_seq2seq(folder: Path) -> subject.Subject:
     return subject.write(folder, c.replace(made, dropout=0.0, init_std=0.2), "tiny-seq2seq", seed=0)
 
 
+def write_bart(folder: Path) -> subject.Subject:
+    made = gf.presets.bart_base(vocab_size=VOCAB, d_model=64, n_heads=4, d_ff=128, n_layers=2, n_encoder_layers=2)
+    return subject.write(folder, c.replace(made, dropout=0.0, init_std=0.3), "tiny-bart", seed=0)
+
+
 def order(made: subject.Subject, name: str, module: str, precision: str = "float32", task: str = "decode", **more):
     prompts = made.prompts(more.pop("rows", 2), more.pop("length", 6), seed=0)
     return Order(name, module, task, precision, str(made.root), 1, prompts, more.pop("new", 8), **more)

@@ -38,7 +38,8 @@ class Peer:
         self.version, self.device = str(package.__version__), order.device
         dtype = getattr(torch, order.precision)
         config = config_of(order)
-        self.is_seq2seq = bool(config.get("is_encoder_decoder"))
+        # config.json need not say so: some classes have it as their default
+        self.is_seq2seq = bool(package.AutoConfig.from_pretrained(order.model).is_encoder_decoder)
         kind = package.AutoModelForSeq2SeqLM if self.is_seq2seq else package.AutoModelForCausalLM
         self.model = kind.from_pretrained(order.model, dtype=dtype).eval().to(order.device)
         settings: dict[str, Any] = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "eos_token_id": None}
@@ -52,6 +53,8 @@ class Peer:
             settings |= {"cache_implementation": "static", "compile_config": compiling}
             if order.task == "prefill":  # generate compiles the steps after the prompt only
                 self.model.forward = torch.compile(self.model.forward)
+        # a setting that is None is read from the model's own, which would end a sequence early
+        self.model.generation_config.eos_token_id = None
         self.settings = package.GenerationConfig(**settings)
 
     def generate(

@@ -11,6 +11,7 @@ from glassformer.weights.convert import Drop, OneRow, Row, linear
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.keys import (
+    Constant,
     Dropout,
     Entry,
     Tied,
@@ -163,6 +164,7 @@ def bart_like(
         activation("activation_function", act),
         *(Dropout("dropout", "attention_dropout"), number("init_std", "init_std", 0.02), max_len(context)),
         *(Scaled(scaled), Ids(ids), only("is_decoder", False, why="a decoder alone, which is not implemented")),
+        Constant("is_encoder_decoder", True),  # the default of transformers, but other readers look for the key
         Tied("model.", "lm_head.weight", "shared.weight", default=True),
         *((LogitsBias(),) if bias else ()),
     )
