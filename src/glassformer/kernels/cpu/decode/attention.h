@@ -132,48 +132,92 @@ inline void attend_few(int count, H head_of, const View<T>& view, const float* q
         for (int c = 0; c < dv; c++) out[h * out_pitch + c] *= factors[h];
 }
 
-// Rows of numbers as floats: themselves, or a copy.
-inline const float* as_floats(const float* rows, long, long, int, Rows&) { return rows; }
-inline const float* as_floats(const half* rows, long pitch, long count, int width, Rows& held) {
-    float* const to = held.need(count * width);
-    for (long i = 0; i < count; i++)
-        for (int c = 0; c < width; c += LANES) store(to + i * width + c, load(rows + i * pitch + c));
-    return to;
+// A run of queries is multiplied in float32, or in pairs of bf16.
+template <class N> constexpr int PER_WORD = std::is_same_v<N, float> ? 1 : 2;
+
+#if defined(__AVX512BF16__)
+typedef __m256i sixteen;  // bf16
+inline sixteen round_to_bf16(floats x) { return (sixteen)_mm512_cvtneps_pbh((__m512)x); }
+inline void store(pair* to, sixteen x) { _mm256_storeu_si256((__m256i*)to, x); }
+inline void store_pairs(pair* to, sixteen first, sixteen second) {  // the first numbers of the pairs, and the second
+    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16);
+    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(first), high));
+}
+#else
+struct sixteen {};  // never used
+inline sixteen round_to_bf16(floats) { return {}; }
+inline void store(pair*, sixteen) {}
+inline void store_pairs(pair*, sixteen, sixteen) {}
+#endif
+
+// Rows of numbers in words of N: themselves, or a copy whose rows are `stride` words apart. `width` is a multiple of 16 for a copy.
+template <class N, class T>
+inline const N* as_words(const T* rows, long pitch, long count, int width, Rows& held, long& stride) {
+    if constexpr (std::is_same_v<N, T>) return stride = pitch, rows;
+    else {
+        stride = width / PER_WORD<N>;
+        N* const to = (N*)held.need(count * stride);
+        for (long i = 0; i < count; i++)
+            for (int c = 0; c < width; c += LANES) {
+                const floats x = load(rows + i * pitch + c);
+                if constexpr (std::is_same_v<N, float>) store(to + i * stride + c, x);
+                else store(to + i * stride + c / 2, round_to_bf16(x));
+            }
+        return to;
+    }
+}
+
+// Rows of values as a panel, in which pairs are of neighbouring rows. The second of the last pair may be missing: it is 0.
+template <class N, class T>
+inline const N* as_panel(const T* rows, long pitch, long count, int width, Rows& held, long& stride) {
+    if constexpr (std::is_same_v<N, float>) return as_words<N>(rows, pitch, count, width, held, stride);
+    else {
+        stride = width;
+        N* const to = (N*)held.need((count + 1) / 2 * stride);
+        for (long i = 0; i < count; i += 2)
+            for (int c = 0; c < width; c += LANES) {
+                const floats second = i + 1 < count ? load(rows + (i + 1) * pitch + c) : floats{};
+                store_pairs(to + i / 2 * stride + c, round_to_bf16(load(rows + i * pitch + c)), round_to_bf16(second));
+            }
+        return to;
+    }
 }
 
 // Queries i of a run, `q_pitch` apart: scores of a block of them (keys as panels), their softmax, and the weighted sums of
-// values, whose rows already are a panel. visible(i, from, end) sets the keys of query i; d_value is a multiple of 32.
-template <class T, class V, class B>
+// values, whose rows already are a panel. visible(i, from, end) sets the keys of query i; d_value is a multiple of 32. Operands
+// of both matmuls are words of N.
+template <class N, class T, class V, class B>
 inline void attend_run(const Head& head, const View<T>& view, int queries, const float* q, long q_pitch, V visible, B biases_of,
                        float* out, long out_pitch) {
     // whole tiles, two of 14 vectors with AVX-512, which read a panel of keys while it is in the L1 cache
-    constexpr int BLOCK = 28 / TALL * TALL;
-    static thread_local Rows key_panels, score_rows, key_rows, value_rows;
-    constexpr bool COPIED = !std::is_same_v<T, float>;
-    const int dk = head.d_head, dv = head.d_value;
+    constexpr int BLOCK = 28 / TALL * TALL, PER = PER_WORD<N>;
+    static thread_local Rows key_panels, score_rows, key_rows, value_rows, query_rows, weight_rows;
+    const int dk = head.d_head, dv = head.d_value, depth = dk / PER;
     int begin, last, unused;
     visible(0, begin, unused), visible(queries - 1, unused, last);
     begin = begin / WIDE * WIDE;
-    const long pitch = padded_stride((last - begin + WIDE - 1) / WIDE * WIDE);
-    const long key_pitch = COPIED ? dk : view.key_pitch, value_pitch = COPIED ? dv : view.value_pitch;
-    // those from `begin` on
-    const float* const value_floats = as_floats(view.values + begin * view.value_pitch, view.value_pitch, last - begin, dv, value_rows);
-    float* const keys = key_panels.need(pitch * dk);       // panels (d_head, 32) of 32 keys each
+    const int span = (last - begin + WIDE - 1) / WIDE * WIDE;
+    const long pitch = padded_stride(span);
+    N* const keys = (N*)key_panels.need(pitch * depth);    // panels (depth, 32) of 32 keys each
     float* const scores = score_rows.need(BLOCK * pitch);  // (BLOCK, pitch), by key - begin
+    long key_stride, value_stride, query_stride, weight_stride;
     for (int s = begin; s < last; s += WIDE) {
         const int rows = std::min(WIDE, last - s);
-        const float* of_panel = as_floats(view.keys + s * view.key_pitch, view.key_pitch, rows, dk, key_rows);
-        const Matrix some{of_panel, nullptr, nullptr, rows, dk, 0, F32};
-        fill_panel(some, 0, 0, dk, &keys[(long)(s - begin) * dk], key_pitch);
+        const N* words = as_words<N>(view.keys + s * view.key_pitch, view.key_pitch, rows, dk, key_rows, key_stride);
+        const Matrix some{words, nullptr, nullptr, rows, depth, 0, F32};  // pairs are only moved
+        fill_panel(some, 0, 0, depth, (float*)keys + (long)(s - begin) * depth, key_stride);
     }
+    const N* const values = as_panel<N>(view.values + begin * view.value_pitch, view.value_pitch, last - begin, dv, value_rows, value_stride);
     for (int i = 0; i < queries; i += BLOCK) {
         const int n = std::min(BLOCK, queries - i);
         int from, most;
         visible(i, from, unused), visible(i + n - 1, unused, most);
         from = from / WIDE * WIDE;
+        const int end_of_panels = (most - from + WIDE - 1) / WIDE * WIDE + from;
+        const N* some = as_words<N>(q + i * q_pitch, q_pitch, n, dk, query_rows, query_stride);
         float inverse[BLOCK];
         for (int s = from; s < most; s += WIDE)
-            multiply_tiles(&keys[(long)(s - begin) * dk], WIDE, dk, q + i * q_pitch, q_pitch, n, &scores[s - begin], pitch);
+            multiply_tiles(keys + (long)(s - begin) * depth, WIDE, depth, some, query_stride, n, &scores[s - begin], pitch);
         for (int j = 0; j < n; j++) {
             int first, end;
             visible(i + j, first, end);
@@ -181,12 +225,13 @@ inline void attend_run(const Head& head, const View<T>& view, int queries, const
             const float* biases = biases_of(i + j);
             inverse[j] = 1 / weigh(w + first, end - first, head, biases ? biases + first : nullptr);
             for (int s = from; s < first; s++) w[s] = 0;
-            for (int s = end; s < most; s++) w[s] = 0;
+            for (int s = end; s < end_of_panels; s++) w[s] = 0;
         }
+        const N* weights = as_words<N>(&scores[from - begin], pitch, n, end_of_panels - from, weight_rows, weight_stride);
         float* to = out + i * out_pitch;
         for (int c = 0; c < dv; c += WIDE)
-            multiply_tiles(value_floats + (from - begin) * value_pitch + c, value_pitch, most - from, &scores[from - begin], pitch,
-                           n, to + c, out_pitch);
+            multiply_tiles(values + (from - begin) / PER * value_stride + c, value_stride, (most - from + PER - 1) / PER, weights,
+                           weight_stride, n, to + c, out_pitch);
         for (int j = 0; j < n; j++)
             for (int c = 0; c < dv; c++) to[j * out_pitch + c] *= inverse[j];
     }

@@ -34,8 +34,8 @@ inline void store_sums(float* to, const float* sums, int width, bool more, const
 
 // y[i][0..32) (+)= sum over k of x(i, k) * panel[k][0..32), for the first `vectors` of M vectors i. `pitch`: floats from one k
 // to the next.
-template <int M, typename X, typename Meanwhile = Nothing>
-inline void multiply_tile(const float* panel, long pitch, int depth, X x, float* y, long y_stride, int width,
+template <int M, typename X, typename T, typename Meanwhile = Nothing>
+inline void multiply_tile(const T* panel, long pitch, int depth, X x, float* y, long y_stride, int width,
                           bool first, const float* bias, int vectors = M, Meanwhile meanwhile = {}) {
     constexpr int N = AT_ONCE<M>;
     float out[M][WIDE];
@@ -60,12 +60,13 @@ inline void multiply_last(const float* panel, long pitch, int depth, const float
 }
 
 // The same for any number of vectors, `x_stride` apart.
-inline void multiply_tiles(const float* panel, long pitch, int depth, const float* x, long x_stride, int vectors, float* y,
+template <typename T>
+inline void multiply_tiles(const T* panel, long pitch, int depth, const T* x, long x_stride, int vectors, float* y,
                            long y_stride) {
     auto some = [&](auto m) {
         constexpr int M = decltype(m)::value;
         for (; vectors >= M; vectors -= M, x += M * x_stride, y += M * y_stride)
-            multiply_tile<M>(panel, pitch, depth, Left<float>{x, x_stride, 1}, y, y_stride, WIDE, true, nullptr);
+            multiply_tile<M>(panel, pitch, depth, Left<T>{x, x_stride, 1}, y, y_stride, WIDE, true, nullptr);
     };
     some(std::integral_constant<int, TALL>()), some(std::integral_constant<int, SHORT>());
     some(std::integral_constant<int, SHORT / 2>()), some(std::integral_constant<int, 1>());

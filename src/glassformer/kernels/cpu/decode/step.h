@@ -263,8 +263,17 @@ private:
         if (m.d_value % WIDE == 0 && end - i >= 4) {
             const auto seen = [&](int j, int& from, int& last) { visible(i + j, layer, from, last); };
             for (int k = 0; k < n; k++) {
+                const Head head = head_of(h + k, layer.sinks);
                 const auto biases = [&](int j) { return m.biases_of(h + k, entries[i + j].position); };
-                attend_run(head_of(h + k, layer.sinks), view, end - i, q + k * m.d_head, qkv_pitch, seen, biases, out + k * head_pitch, pitch);
+                const auto run = [&](auto word) {
+                    attend_run<decltype(word)>(head, view, end - i, q + k * m.d_head, qkv_pitch, seen, biases, out + k * head_pitch, pitch);
+                };
+                if constexpr (HAS_PAIRS && std::is_same_v<T, half>)  // as matmuls round activations, of as many tokens
+                    if (end - i >= 16) {
+                        run(pair{});
+                        continue;
+                    }
+                run(float{});
             }
             return;
         }
@@ -332,7 +341,7 @@ private:
     void attend_together(int i, int index, int first, int last) {  // heads of one entry that have the same keys, as a run of queries
         float* q = q_of(i) + first * m.d_head;
         const auto seen = [&](int, int& from, int& end) { visible(i, m.layer[index], from, end); };
-        attend_run(head_of(first, nullptr), view_of<float>(i, 0, index), last - first, q, m.d_head, seen,
+        attend_run<float>(head_of(first, nullptr), view_of<float>(i, 0, index), last - first, q, m.d_head, seen,
                    [](int) -> const float* { return nullptr; }, q, m.d_head);
     }
 
