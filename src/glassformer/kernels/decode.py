@@ -213,7 +213,10 @@ def _small_model_steps(*given: Any, **named: Any) -> Steps:
     return small_model_steps(*given, **named)
 
 
-ON_CPU = "logits within 3e-5 of their largest magnitude in float32; lower precisions round the weights"
+ON_CPU = (
+    "logits within 3e-5 of their largest magnitude in float32; lower precisions round the weights, and keys and values "
+    "to float16"
+)
 ON_CUDA = "logits within 5e-6 of their largest magnitude in float32; rounding of the weights in bfloat16"
 BY_GRAPH = "the logits of the model's own modules; fused kernels round as bfloat16 or float16 does, and 8 bits more"
 

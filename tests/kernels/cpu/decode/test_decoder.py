@@ -412,6 +412,19 @@ def test_latent_attention_in_lower_precisions_equals_the_engine_with_the_same_ro
 
 
 @torch.no_grad()
+def test_prompts_of_latent_attention_in_bfloat16():
+    """Keys of 16 + 32 numbers, which fit pairs of bf16, for an even and an odd number of tokens."""
+    attention = c.Attention(n_heads=4, d_head=48, d_value=20, latent=c.Latent(kv_rank=32, d_shared=16), bias=False)
+    config = decoder(d_model=64, attention=attention, position=c.Rotary(fraction=1 / 3), head=c.Head(tied=False))
+    model = float_model(c.replace(config, max_len=80), std=0.1)
+    prompts = [tokens(1, n, seed=n)[0].tolist() for n in (64, 41, 16)]
+    found = NativeDecoder(model, rows=3, capacity=80, precision="bfloat16").read(prompts)
+    round_matrices(model, "bfloat16")
+    for row, prompt in enumerate(prompts):
+        assert relative(found[row], model(torch.tensor([prompt]))[0, -1]) < 2e-2
+
+
+@torch.no_grad()
 def test_a_changed_weight_of_latent_attention_is_seen_in_float32_too():
     model, ids = latent(), tokens(1, 4)
     before = stepped(model, ids)

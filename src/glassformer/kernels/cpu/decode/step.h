@@ -52,6 +52,7 @@ struct Step {
     Cache& cache;
     const Entry* entries;
     const int count, threads;
+    const bool rounds;     // true: queries, keys and values of 16 tokens and more are rounded to bf16, as their matmuls round activations
     const bool split;      // true: each thread has the residual stream of its share of the entries; false: of all entries
     const float* given = nullptr;      // embeddings (count, D) in place of those of the tokens, or null
     float* states = nullptr;           // where the last hidden states (count, D) are written, or null
@@ -69,7 +70,8 @@ struct Step {
     float *qkv, *mixed, *first, *second, *hidden = nullptr, *gates = nullptr, *stream = nullptr, *normed = nullptr;
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, int threads, Scratch& scratch)
-        : m(m), cache(cache), entries(entries), count(count), threads(threads), split(count >= SPREAD || !m.causal),
+        : m(m), cache(cache), entries(entries), count(count), threads(threads),
+          rounds(m.layers && m.layer[0].out.kind != F32 && m.d_head % 16 == 0), split(count >= SPREAD || !m.causal),
           taken((m.layers * WORKS + 1) * threads), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
           qkv_pitch(padded_stride(m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value))),
           mixed_pitch(padded_stride(m.layers ? m.layer[0].out.columns : 0)) {
@@ -268,8 +270,8 @@ private:
                 const auto run = [&](auto word) {
                     attend_run<decltype(word)>(head, view, end - i, q + k * m.d_head, qkv_pitch, seen, biases, out + k * head_pitch, pitch);
                 };
-                if constexpr (HAS_PAIRS && std::is_same_v<T, half>)  // as matmuls round activations, of as many tokens
-                    if (end - i >= 16) {
+                if constexpr (HAS_PAIRS)
+                    if (rounds && end - i >= 16) {
                         run(pair{});
                         continue;
                     }
