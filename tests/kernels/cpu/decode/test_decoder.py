@@ -362,6 +362,20 @@ def test_scores_that_are_nan_give_nan():
     assert native.step(torch.tensor([1, 2])).isnan().all()
 
 
+@pytest.mark.parametrize("kept", [0, 5, 6])
+@torch.no_grad()
+def test_prompts_in_bfloat16_after_any_number_of_tokens(kept):
+    """Several blocks of queries, whose last keys are the first or the second numbers of pairs; scores of both signs."""
+    model = float_model(decoder(d_model=64, n_heads=2, d_head=32, n_layers=1, max_len=96, head=c.Head(tied=False)))
+    ids = tokens(1, 90)
+    native = NativeDecoder(model, 1, 96, "bfloat16")
+    if kept:
+        native.read([ids[0, :kept].tolist()])
+    found = native.extend(0, kept, ids[0, kept:].tolist(), 90 - kept)
+    round_matrices(model, "bfloat16")
+    assert relative(found, model(ids)[0, kept:]) < 2e-2
+
+
 def latent(n_heads=8, **changes):
     """Latent attention with vectors wide enough for panels, and experts around a dense feed-forward."""
     attention = c.Attention(
