@@ -55,8 +55,14 @@ inline floats accumulate(floats sum, uints a, const pair& b) {  // with the intr
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(_mm512_set1_epi32((int)b)));
     return sum;
 }
+// LANES numbers rounded to bf16, in pairs of neighbours.
+inline void narrow(void* to, floats x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x)); }
+inline uints rounded(floats x) { return (uints)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)); }
+inline uints both(floats even, floats odd) { return rounded(even) | rounded(odd) << 16; }  // in pairs of one of each
 #else
 constexpr bool HAS_PAIRS = false;
+inline void narrow(void*, floats) {}  // these two are never called
+inline uints both(floats, floats) { return uints{}; }
 #endif
 
 struct Nothing {

@@ -132,23 +132,9 @@ inline void attend_few(int count, H head_of, const View<T>& view, const float* q
         for (int c = 0; c < dv; c++) out[h * out_pitch + c] *= factors[h];
 }
 
-// A run of queries is multiplied in float32, or in pairs of bf16.
+// A run of queries is multiplied in float32, or in pairs of bf16 if the processor can.
+typedef std::conditional_t<HAS_PAIRS, pair, float> Narrow;
 template <class N> constexpr int PER_WORD = std::is_same_v<N, float> ? 1 : 2;
-
-#if defined(__AVX512BF16__)
-typedef __m256i sixteen;  // bf16
-inline sixteen round_to_bf16(floats x) { return (sixteen)_mm512_cvtneps_pbh((__m512)x); }
-inline void store(pair* to, sixteen x) { _mm256_storeu_si256((__m256i*)to, x); }
-inline void store_pairs(pair* to, sixteen first, sixteen second) {  // the first numbers of the pairs, and the second
-    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16);
-    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(first), high));
-}
-#else
-struct sixteen {};  // never used
-inline sixteen round_to_bf16(floats) { return {}; }
-inline void store(pair*, sixteen) {}
-inline void store_pairs(pair*, sixteen, sixteen) {}
-#endif
 
 // Rows of numbers in words of N: themselves, or a copy whose rows are `stride` words apart. `width` is a multiple of 16 for a copy.
 template <class N, class T>
@@ -161,7 +147,7 @@ inline const N* as_words(const T* rows, long pitch, long count, int width, Rows&
             for (int c = 0; c < width; c += LANES) {
                 const floats x = load(rows + i * pitch + c);
                 if constexpr (std::is_same_v<N, float>) store(to + i * stride + c, x);
-                else store(to + i * stride + c / 2, round_to_bf16(x));
+                else narrow(to + i * stride + c / 2, x);
             }
         return to;
     }
@@ -177,7 +163,7 @@ inline const N* as_panel(const T* rows, long pitch, long count, int width, Rows&
         for (long i = 0; i < count; i += 2)
             for (int c = 0; c < width; c += LANES) {
                 const floats second = i + 1 < count ? load(rows + (i + 1) * pitch + c) : floats{};
-                store_pairs(to + i / 2 * stride + c, round_to_bf16(load(rows + i * pitch + c)), round_to_bf16(second));
+                *(uints*)(to + i / 2 * stride + c) = both(load(rows + i * pitch + c), second);
             }
         return to;
     }
@@ -196,8 +182,7 @@ inline void attend_run(const Head& head, const View<T>& view, int queries, const
     int begin, last, unused;
     visible(0, begin, unused), visible(queries - 1, unused, last);
     begin = begin / WIDE * WIDE;
-    const int span = (last - begin + WIDE - 1) / WIDE * WIDE;
-    const long pitch = padded_stride(span);
+    const long pitch = padded_stride((last - begin + WIDE - 1) / WIDE * WIDE);
     N* const keys = (N*)key_panels.need(pitch * depth);    // panels (depth, 32) of 32 keys each
     float* const scores = score_rows.need(BLOCK * pitch);  // (BLOCK, pitch), by key - begin
     long key_stride, value_stride, query_stride, weight_stride;

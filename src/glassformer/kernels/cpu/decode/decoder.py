@@ -27,11 +27,6 @@ def default_threads(model: DecoderLM | Seq2Seq, rows: int) -> int:
     return 1 if is_small else max(1, torch.get_num_threads())
 
 
-def _fits_halves(sizes: library.Model) -> bool:
-    """Return whether keys and values can be float16: whole registers, on a processor that converts them."""
-    return sizes.d_head % 16 == 0 and sizes.d_value % 16 == 0 and bool(library.load().glass_has_halves())
-
-
 class NativeDecoder:
     """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it.
 
@@ -64,7 +59,7 @@ class NativeDecoder:
         self.tables = Tables(weights_of(model, known), model.decoder, self.capacity)
         self.model = self.tables.model
         room, sizes = (cfg.n_layers, rows, self.model.kv_heads, self.capacity), self.model
-        self.halves = precision != "float32" and _fits_halves(sizes) and cfg.attention.latent is None
+        self.halves = precision != "float32" and cfg.attention.latent is None and self._fits_halves()
         dtype = torch.float16 if self.halves else torch.float32
         self.keys = empty(*room, sizes.d_head, dtype=dtype)
         self.values = empty(*room, sizes.d_value if cfg.attention.latent is None else 0, dtype=dtype)
@@ -110,6 +105,11 @@ class NativeDecoder:
                 f"a sequence of {length} tokens would grow beyond {self.limit}, where the rotary frequencies of this "
                 "model change, also for cached keys: read it as one prompt."
             )
+
+    def _fits_halves(self) -> bool:
+        """Return whether keys and values can be float16: whole registers, on a processor that converts them."""
+        fits = self.model.d_head % 16 == 0 and self.model.d_value % 16 == 0
+        return fits and bool(self.library.glass_has_halves())
 
     def _full(self) -> str:
         return f"the cache holds {self.capacity} tokens and is full: make it larger."

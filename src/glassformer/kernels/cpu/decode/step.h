@@ -71,7 +71,7 @@ struct Step {
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, int threads, Scratch& scratch)
         : m(m), cache(cache), entries(entries), count(count), threads(threads),
-          rounds(m.layers && m.layer[0].out.kind != F32 && m.d_head % 16 == 0), split(count >= SPREAD || !m.causal),
+          rounds(HAS_PAIRS && m.layers && m.layer[0].out.kind != F32 && m.d_head % 16 == 0), split(count >= SPREAD || !m.causal),
           taken((m.layers * WORKS + 1) * threads), ends(count), scratch(scratch), model_pitch(padded_stride(m.d_model)),
           qkv_pitch(padded_stride(m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value))),
           mixed_pitch(padded_stride(m.layers ? m.layer[0].out.columns : 0)) {
@@ -267,15 +267,9 @@ private:
             for (int k = 0; k < n; k++) {
                 const Head head = head_of(h + k, layer.sinks);
                 const auto biases = [&](int j) { return m.biases_of(h + k, entries[i + j].position); };
-                const auto run = [&](auto word) {
-                    attend_run<decltype(word)>(head, view, end - i, q + k * m.d_head, qkv_pitch, seen, biases, out + k * head_pitch, pitch);
-                };
-                if constexpr (HAS_PAIRS)
-                    if (rounds && end - i >= 16) {
-                        run(pair{});
-                        continue;
-                    }
-                run(float{});
+                const auto run = rounds && end - i >= SPREAD ? attend_run<Narrow, T, decltype(seen), decltype(biases)>
+                                                             : attend_run<float, T, decltype(seen), decltype(biases)>;
+                run(head, view, end - i, q + k * m.d_head, qkv_pitch, seen, biases, out + k * head_pitch, pitch);
             }
             return;
         }

@@ -38,9 +38,6 @@ static void transpose_pairs(const bf16* from, int64_t n, int64_t width, pair* to
         }
 }
 
-static inline uints rounded(floats x) { return (uints)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)); }
-static inline uints both(floats even, floats odd) { return rounded(even) | rounded(odd) << 16; }
-
 // (n,width) to (n/2,width): interleave rows 2i and 2i + 1 to pairs; n is even.
 static void pair_rows(const bf16* from, int64_t n, int64_t width, pair* to) {
     for (int64_t t = 0; t < n; t += 2)
@@ -48,10 +45,6 @@ static void pair_rows(const bf16* from, int64_t n, int64_t width, pair* to) {
             const bf16* at = from + t * width + d;
             *(uints*)(to + t / 2 * width + d) = (uints)load(at) >> 16 | (uints)load(at + width);
         }
-}
-
-static inline void narrow(bf16* to, floats x) {
-    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
 }
 
 template <>
